@@ -1,0 +1,47 @@
+//! How many bytes a KV block takes. `kv` and `sched` never ask what is inside a block; this is where it is said.
+
+use serde::{Deserialize, Serialize};
+
+/// Storage of cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    F32,
+    F16,
+    BF16,
+}
+
+impl KvDtype {
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+}
+
+/// What one layer keeps for a token: `num_kv_heads × head_dim` keys and as many values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvLayerSpec {
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// What a block keeps: `block_size` tokens of every layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvSpec {
+    pub layers: Vec<KvLayerSpec>,
+    pub dtype: KvDtype,
+    pub block_size: usize,
+}
+
+impl KvSpec {
+    /// Bytes of one token over all layers.
+    pub fn bytes_per_token(&self) -> usize {
+        self.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim * self.dtype.bytes()).sum()
+    }
+
+    pub fn bytes_per_block(&self) -> usize {
+        self.bytes_per_token() * self.block_size
+    }
+}

@@ -1,0 +1,31 @@
+//! What a device must do for a model: the [`Backend`] trait, the inputs of a step, and the oracle.
+//!
+//! Data flows one way: `engine::runner` fills a [`StepInput`] from a Plan, [`Backend::submit`] uploads it once and
+//! runs the model's [`Program`] (a fixed list of fused ops over fixed buffers), [`Backend::collect`] hands back the
+//! sampled tokens in a [`StepOutput`].
+//!
+//! A program takes no per-step argument: everything that varies (token ids, positions, slots, pages, attention work
+//! items, sampling parameters, and how many rows there are) is in the uploaded step. That is what lets a device record
+//! the program once, as a CUDA graph, and replay it for every batch.
+//!
+//! Not here: any real kernel (`cpu`, `cuda`), any model (`model`), any decision about which requests run (`sched`).
+#![forbid(unsafe_code)]
+
+mod format;
+mod kv_spec;
+mod ops;
+mod step;
+mod tensor;
+
+pub use format::WeightFormat;
+pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
+pub use ops::{
+    Activation, Attention, Backend, BackendError, BufferId, DeviceInfo, Embed, GatedLinear, Linear, Logits,
+    Norm, NormKind, NormOp, Ops, Program, Qkv, RopeId, RopeSpec, RopeStyle, StepLimits, VectorId, WeightId,
+    WeightUse,
+};
+pub use step::{
+    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, SampleRow, Sampled, StepInput,
+    StepOutput, TokenCount,
+};
+pub use tensor::{SharedBytes, Tensor, TensorError};

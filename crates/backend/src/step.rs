@@ -1,0 +1,162 @@
+//! Everything that varies from step to step, in flat arrays that one upload can carry, and what comes back.
+
+use std::ops::Range;
+
+use baton_core::{TokenId, TokenLogprob};
+
+/// `AttentionItem::partial` of an item that is the only reader for its queries and writes the output itself.
+pub const NO_PARTIAL: u32 = u32::MAX;
+
+/// The input of one step. All arrays are reused from step to step; none grows past the [`crate::StepLimits`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepInput {
+    /// Whole-block moves, executed in this order before anything is computed.
+    pub swap_out: Vec<BlockCopy>, // device → host
+    pub swap_in: Vec<BlockCopy>, // host → device
+    pub copies: Vec<BlockCopy>,  // device → device
+
+    pub token_ids: Vec<TokenId>, // [num_tokens]
+    /// `(row, sample)`: the token of `row` is what sample number `sample` of the step before drew on the device.
+    pub feedback: Vec<(u32, u32)>,
+    pub positions: Vec<u32>, // [num_tokens]
+    /// Where each token's K and V are written: `block * block_size + offset`.
+    pub slots: Vec<u32>, // [num_tokens]
+    /// Page lists of all sequences, one after another. Attention items point into it.
+    pub pages: Vec<u32>,
+    /// One plan for each attention kind of the model (full, each sliding window), by `Attention::plan`.
+    pub attention: Vec<AttentionPlan>,
+
+    /// Token rows whose logits are wanted.
+    pub logit_rows: Vec<u32>, // [num_logit_rows]
+    pub samples: Vec<SampleRow>, // [num_samples]
+    /// Tokens seen so far, for penalties; `SampleRow::history` points into it.
+    pub history: Vec<TokenCount>,
+    /// Additions to logits; `SampleRow::bias` points into it. Minus infinity bans a token.
+    pub biases: Vec<(TokenId, f32)>,
+}
+
+impl StepInput {
+    pub fn num_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// Empties every array but keeps its memory.
+    pub fn clear(&mut self) {
+        self.swap_out.clear();
+        self.swap_in.clear();
+        self.copies.clear();
+        self.token_ids.clear();
+        self.feedback.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.pages.clear();
+        self.attention.iter_mut().for_each(AttentionPlan::clear);
+        self.logit_rows.clear();
+        self.samples.clear();
+        self.history.clear();
+        self.biases.clear();
+    }
+}
+
+/// A whole-block copy between the tiers that the list names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub from: u32,
+    pub to: u32,
+}
+
+/// The work of one attention kind, for all its layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttentionPlan {
+    pub items: Vec<AttentionItem>,
+    /// Queries whose result is spread over several items.
+    pub merges: Vec<AttentionMerge>,
+    /// Partial slots to merge; `AttentionMerge::slots` points into it.
+    pub merge_slots: Vec<u32>,
+    /// How many partial slots the items use.
+    pub num_partials: u32,
+}
+
+impl AttentionPlan {
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.merges.clear();
+        self.merge_slots.clear();
+        self.num_partials = 0;
+    }
+}
+
+/// A stretch of consecutive query rows over a stretch of pages.
+///
+/// Key position `k` is seen by query row `q` if `k <= positions[q]` and, with a window `w`, `positions[q] - k < w`.
+/// A lone decode is an item with one query; a prompt chunk one with many queries of one sequence; a long context is
+/// split over several items; a shared prefix is one item with the queries of many sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionItem {
+    pub query_start: u32,
+    pub num_queries: u32,
+    /// Index into `StepInput::pages` of the page that holds key position `kv_start`.
+    pub pages_start: u32,
+    /// Position of the first key; a multiple of the block size.
+    pub kv_start: u32,
+    pub kv_len: u32,
+    /// First of `num_queries` partial slots this item writes, or [`NO_PARTIAL`].
+    pub partial: u32,
+}
+
+/// Merge the partials of one query row into its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionMerge {
+    pub query: u32,
+    /// Range of `AttentionPlan::merge_slots`.
+    pub first: u32,
+    pub count: u32,
+}
+
+/// How often a token occurred in a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenCount {
+    pub token_id: TokenId,
+    pub in_prompt: bool,
+    pub num_output: u32,
+}
+
+/// One token to draw, or one given token to score, from a row of logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleRow {
+    /// Index into `StepInput::logit_rows`.
+    pub logit_row: u32,
+    /// Do not draw: report the log-probability of this token (prompt scoring).
+    pub forced: Option<TokenId>,
+    /// 0 is greedy.
+    pub temperature: f32,
+    pub top_k: u32, // 0 is off
+    pub top_p: f32, // 1 is off
+    pub min_p: f32, // 0 is off
+    pub repetition_penalty: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    pub history: Range<u32>,
+    pub bias: Range<u32>,
+    /// The random number is a pure function of `(seed, counter)`, so a sequence draws the same tokens in any batch.
+    pub seed: u64,
+    pub counter: u64,
+    /// `None`: no log-probability is needed. `Some(n)`: that of the token, and of the `n` most likely ones,
+    /// from the raw logits.
+    pub num_logprobs: Option<u32>,
+}
+
+/// What `StepInput::samples` drew, in the same order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    pub samples: Vec<Sampled>,
+    /// The most likely tokens of the rows that asked for them; `Sampled::top` points into it.
+    pub top: Vec<TokenLogprob>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// `logprob` and `rank` are 0 where none were asked for.
+    pub chosen: TokenLogprob,
+    pub top: Range<u32>,
+}

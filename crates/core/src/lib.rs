@@ -1,0 +1,15 @@
+//! The words that every room of Baton shares: ids, requests, sampling parameters, outputs.
+//!
+//! This crate holds plain data and its validation. It knows no tensor, no thread, no file and no protocol;
+//! it depends on nothing but `serde` and `thiserror`, so any other crate may depend on it.
+#![forbid(unsafe_code)]
+
+mod ids;
+mod output;
+mod params;
+mod request;
+
+pub use ids::{BlockId, RequestId, SeqId, TokenId};
+pub use output::{FinishReason, PositionLogprobs, RequestOutput, SequenceOutput, TokenLogprob};
+pub use params::{BeamParams, MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, ParamError, SamplingParams};
+pub use request::Request;

@@ -1,0 +1,34 @@
+//! A request as the engine takes it: token ids, not text.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{RequestId, SamplingParams, TokenId};
+
+/// What the text layer hands to the engine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    pub id: RequestId,
+    pub prompt_token_ids: Vec<TokenId>,
+    pub params: Arc<SamplingParams>,
+    /// The model's end tokens; empty with `ignore_eos`.
+    pub eos_token_ids: Arc<[TokenId]>,
+    /// Under the `priority` policy the lowest value runs first.
+    pub priority: i32,
+    /// Requests share cached prefixes only with requests of the same salt.
+    pub cache_salt: Option<Arc<str>>,
+}
+
+impl Request {
+    pub fn new(id: RequestId, prompt_token_ids: Vec<TokenId>, params: SamplingParams) -> Self {
+        Self {
+            id,
+            prompt_token_ids,
+            params: Arc::new(params),
+            eos_token_ids: Arc::from([]),
+            priority: 0,
+            cache_salt: None,
+        }
+    }
+}
