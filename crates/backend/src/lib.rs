@@ -14,8 +14,10 @@
 mod format;
 mod kv_spec;
 mod ops;
+pub mod quant;
 mod step;
 mod tensor;
+pub mod testing;
 
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
