@@ -15,6 +15,7 @@ mod format;
 mod kv_spec;
 mod ops;
 pub mod quant;
+pub mod sampling;
 mod step;
 mod tensor;
 pub mod testing;
