@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod tensor_names;
 mod weights;
 
 pub use config::{Architecture, LayerConfig, ModelConfig, NameScheme, RopeConfig, RopeScaling};
