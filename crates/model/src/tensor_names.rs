@@ -235,9 +235,6 @@ mod tests {
         let gguf = |role| weight_name(NameScheme::Gguf, Architecture::Qwen2, role, 11);
         assert_eq!(gguf(Role::PostFfnNorm), "blk.11.post_ffw_norm.weight");
         assert_eq!(gguf(Role::TokenEmbedding), "token_embd.weight");
-        assert_eq!(
-            bias_name(NameScheme::Gguf, Architecture::Qwen2, Role::AttnQ, 0),
-            "blk.0.attn_q.bias"
-        );
+        assert_eq!(bias_name(NameScheme::Gguf, Architecture::Qwen2, Role::AttnQ, 0), "blk.0.attn_q.bias");
     }
 }

@@ -121,10 +121,8 @@ impl<'a> Loader<'a> {
     /// The weight of a role, of exactly the shape that the configuration says.
     fn matrix(&self, role: Role, layer: usize) -> Result<Tensor, ModelError> {
         let name = weight_name(self.config.names, self.config.architecture, role, layer);
-        let tensor = self
-            .weights
-            .tensor(&name)?
-            .ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
+        let tensor =
+            self.weights.tensor(&name)?.ok_or_else(|| ModelError::MissingTensor { name: name.clone() })?;
         let (rows, cols) = shape(self.config, role);
         check_shape(&name, &tensor, rows, cols)?;
         Ok(tensor)

@@ -11,6 +11,8 @@
 
 mod loader;
 mod rope;
+#[cfg(test)]
+mod tests;
 
 use baton_backend::{
     Attention, Backend, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormOp, Ops,
@@ -19,8 +21,8 @@ use baton_backend::{
 
 use crate::tensor_names::Role;
 use crate::{ModelConfig, ModelError, WeightSource};
-use loader::Loader;
 pub use loader::LoadProgress;
+use loader::Loader;
 pub use rope::rope_spec;
 
 /// A loaded model: what a step does, op by op.

@@ -37,8 +37,7 @@ pub fn rope_spec(
             original_max_position_embeddings,
         } => {
             let context = original_max_position_embeddings as f32;
-            let stretch =
-                |freq| llama3_frequency(freq, factor, low_freq_factor, high_freq_factor, context);
+            let stretch = |freq| llama3_frequency(freq, factor, low_freq_factor, high_freq_factor, context);
             plain().into_iter().map(stretch).collect()
         }
         RopeScaling::Yarn { .. } => {
@@ -202,5 +201,106 @@ fn check(config: &RopeConfig) -> Result<(), ModelError> {
             }
             divisors.iter().try_for_each(|&divisor| positive("every frequency factor", divisor))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn scaling(case: &Value) -> RopeScaling {
+        let parameters = &case["parameters"];
+        let optional = |name: &str| parameters[name].as_f64().map(|value| value as f32);
+        let number = |name: &str| optional(name).unwrap();
+        let original = parameters["original_max_position_embeddings"]
+            .as_u64()
+            .or(case["max_position_embeddings"].as_u64())
+            .unwrap() as usize;
+        match parameters["rope_type"].as_str().unwrap() {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: number("factor") },
+            "dynamic" => {
+                RopeScaling::Dynamic { factor: number("factor"), original_max_position_embeddings: original }
+            }
+            "llama3" => RopeScaling::Llama3 {
+                factor: number("factor"),
+                low_freq_factor: number("low_freq_factor"),
+                high_freq_factor: number("high_freq_factor"),
+                original_max_position_embeddings: original,
+            },
+            "yarn" => RopeScaling::Yarn {
+                factor: number("factor"),
+                original_max_position_embeddings: original,
+                attention_factor: optional("attention_factor"),
+                beta_fast: optional("beta_fast").unwrap_or(32.0),
+                beta_slow: optional("beta_slow").unwrap_or(1.0),
+                mscale: optional("mscale"),
+                mscale_all_dim: optional("mscale_all_dim"),
+                truncate: parameters["truncate"].as_bool().unwrap_or(true),
+            },
+            other => panic!("no such scaling: {other}"),
+        }
+    }
+
+    #[test]
+    fn tables_are_those_of_transformers() {
+        let cases: Vec<Value> = serde_json::from_str(include_str!("../../tests/data/ropes.json")).unwrap();
+        assert!(cases.len() > 10);
+        for case in &cases {
+            let config = RopeConfig {
+                theta: case["parameters"]["rope_theta"].as_f64().unwrap() as f32,
+                rotary_dim: case["rotary_dim"].as_u64().unwrap() as usize,
+                scaling: scaling(case),
+            };
+            let max_model_len = case["max_model_len"].as_u64().unwrap() as usize;
+            let spec = rope_spec(&config, RopeStyle::Half, max_model_len).unwrap();
+            let expected = case["inv_freq"].as_array().unwrap();
+            assert_eq!(spec.inv_freq.len(), expected.len());
+            for (i, (&got, expected)) in spec.inv_freq.iter().zip(expected).enumerate() {
+                let expected = expected.as_f64().unwrap();
+                let error = (got as f64 - expected).abs() / expected;
+                assert!(error < 4e-7, "{config:?}: frequency {i} is {got}, expected {expected}");
+            }
+            let scale = case["scale"].as_f64().unwrap();
+            assert!((spec.scale as f64 - scale).abs() < 1e-6, "{config:?}: {} not {scale}", spec.scale);
+        }
+    }
+
+    #[test]
+    fn factors_divide_the_frequencies() {
+        let config = RopeConfig {
+            theta: 100.0,
+            rotary_dim: 4,
+            scaling: RopeScaling::Factors { divisors: vec![1.0, 4.0] },
+        };
+        let spec = rope_spec(&config, RopeStyle::Interleaved, 10).unwrap();
+        assert_eq!(spec.inv_freq, [1.0, 0.025]);
+        assert_eq!(spec.style, RopeStyle::Interleaved);
+    }
+
+    #[test]
+    fn unusable_numbers_are_refused() {
+        let refused = |rotary_dim, theta, scaling| {
+            let config = RopeConfig { theta, rotary_dim, scaling };
+            rope_spec(&config, RopeStyle::Half, 10).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(5, 10.0, RopeScaling::None),
+            "rotary embedding: the number of rotated dimensions must be even and above 0, got 5"
+        );
+        assert_eq!(
+            refused(4, f32::NAN, RopeScaling::None),
+            "rotary embedding: rope_theta must be a number above 0, got NaN"
+        );
+        assert_eq!(
+            refused(4, 10.0, RopeScaling::Linear { factor: 0.0 }),
+            "rotary embedding: factor must be a number above 0, got 0"
+        );
+        assert_eq!(
+            refused(4, 10.0, RopeScaling::Factors { divisors: vec![1.0] }),
+            "rotary embedding: 4 rotated dimensions need 2 frequency factors, got 1"
+        );
     }
 }
