@@ -23,8 +23,14 @@ impl KvCache {
                 assert!(seen.insert(*block), "block {block} stands twice in the table of sequence {seq_id}");
                 counts[block.index()] += 1;
             }
-            assert!(table.num_registered <= table.blocks.len(), "sequence {seq_id} registered what it does not hold");
-            assert!(table.num_registered <= table.chain.len(), "sequence {seq_id} registered unhashed blocks");
+            assert!(
+                table.num_registered <= table.blocks.len(),
+                "sequence {seq_id} registered what it does not hold"
+            );
+            assert!(
+                table.num_registered <= table.chain.len(),
+                "sequence {seq_id} registered unhashed blocks"
+            );
         }
         for (index, &held) in device.iter().enumerate() {
             let counted = self.device.blocks[index].ref_count;
@@ -45,8 +51,16 @@ impl KvCache {
         let num_free = free.iter().filter(|free| **free).count();
         assert_eq!(num_free, self.device.free.len(), "the free list does not count its blocks right");
         for (index, &is_free) in free.iter().enumerate() {
-            assert_eq!(is_free, self.device.blocks[index].ref_count == 0, "device block {index}: free and held differ");
-            assert_eq!(is_free, self.device.free.contains(BlockId(index as u32)), "device block {index}: free mark");
+            assert_eq!(
+                is_free,
+                self.device.blocks[index].ref_count == 0,
+                "device block {index}: free and held differ"
+            );
+            assert_eq!(
+                is_free,
+                self.device.free.contains(BlockId(index as u32)),
+                "device block {index}: free mark"
+            );
         }
         let mut free = vec![false; self.config.num_host_blocks];
         for block in &self.host.free {
@@ -64,7 +78,11 @@ impl KvCache {
         for (index, block) in self.device.blocks.iter().enumerate() {
             if let Some(hash) = block.hash {
                 let found = self.device.find(hash);
-                assert_eq!(found, Some(BlockId(index as u32)), "device block {index} is not found by its hash");
+                assert_eq!(
+                    found,
+                    Some(BlockId(index as u32)),
+                    "device block {index} is not found by its hash"
+                );
             }
         }
     }

@@ -44,7 +44,9 @@ impl Default for KvConfig {
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KvError {
-    #[error("the KV cache needs at least one device block, got 0: give it more memory (--gpu-memory-utilization)")]
+    #[error(
+        "the KV cache needs at least one device block, got 0: give it more memory (--gpu-memory-utilization)"
+    )]
     NoBlocks,
     #[error("--block-size must be at least 1, got 0")]
     BlockSize,

@@ -138,12 +138,10 @@ mod tests {
         list.remove(BlockId(0));
         list.push_back(BlockId(0), 3);
         assert_eq!(order(&list), [1, 2, 0]);
-        assert_eq!([list.pop_front(), list.pop_front(), list.pop_front(), list.pop_front()].map(|b| b.map(|b| b.0)), [
-            Some(1),
-            Some(2),
-            Some(0),
-            None
-        ]);
+        assert_eq!(
+            [list.pop_front(), list.pop_front(), list.pop_front(), list.pop_front()].map(|b| b.map(|b| b.0)),
+            [Some(1), Some(2), Some(0), None]
+        );
         list.push_back(BlockId(2), 3);
         assert_eq!(order(&list), [2]);
     }

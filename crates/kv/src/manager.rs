@@ -67,7 +67,10 @@ pub struct KvCache {
 
 impl std::fmt::Debug for KvCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KvCache").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("KvCache")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
@@ -194,7 +197,10 @@ impl KvCache {
         for index in self.written_blocks(table, &write) {
             let from = self.table(write.seq_id).blocks[index];
             if self.device.ref_count(from) < 2 {
-                debug_assert!(self.device.blocks[from.index()].hash.is_none(), "a cached block is never written");
+                debug_assert!(
+                    self.device.blocks[from.index()].hash.is_none(),
+                    "a cached block is never written"
+                );
                 continue;
             }
             let to = self.take_device_block();

@@ -4,7 +4,7 @@
 //! that a sequence outside the list holds as well is copied out but not taken away from it. Device blocks that were
 //! saved go back to the free list with their hash: until somebody needs them they can be taken again without a copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use baton_core::{BlockId, SeqId};
 use serde::{Deserialize, Serialize};
@@ -42,13 +42,12 @@ impl KvCache {
             let table = table_mut(&mut self.tables, seq_id);
             assert!(table.tier == Tier::Device, "sequence {seq_id} is swapped out already");
             for block in &table.blocks {
-                match saved.get(block) {
-                    Some(&to) => self.host.share(to),
-                    None => {
-                        let to = self.host.take().expect("the number of free host blocks was checked");
-                        saved.insert(*block, to);
-                        moves.push(BlockMove { from: *block, to });
-                    }
+                if let Some(&to) = saved.get(block) {
+                    self.host.share(to);
+                } else {
+                    let to = self.host.take().expect("the number of free host blocks was checked");
+                    saved.insert(*block, to);
+                    moves.push(BlockMove { from: *block, to });
                 }
             }
         }
@@ -69,7 +68,8 @@ impl KvCache {
         for &seq_id in seq_ids {
             let table = self.table(seq_id);
             for (index, block) in table.blocks.iter().enumerate() {
-                let held = self.cached_home(seq_id, index).is_some_and(|home| self.device.ref_count(home) > 0);
+                let held =
+                    self.cached_home(seq_id, index).is_some_and(|home| self.device.ref_count(home) > 0);
                 counted.insert(*block, !held);
             }
         }
@@ -94,7 +94,7 @@ impl KvCache {
             }
         }
         let mut moves = Vec::new();
-        let mut first_holder: BTreeMap<BlockId, ()> = BTreeMap::new();
+        let mut taken: BTreeSet<BlockId> = BTreeSet::new();
         for &seq_id in seq_ids {
             for index in 0..self.table(seq_id).blocks.len() {
                 let from = self.table(seq_id).blocks[index];
@@ -107,7 +107,7 @@ impl KvCache {
                     to
                 };
                 // The first table of the list that holds a block got its share when the block was taken.
-                if first_holder.insert(from, ()).is_some() {
+                if !taken.insert(from) {
                     self.device.share(home);
                 }
                 self.host.release(from);
