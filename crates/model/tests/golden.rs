@@ -1,4 +1,4 @@
-//! Every golden model (`tests/data`, made with PyTorch) in every way a serving engine may cut its work: whole prompts,
+//! Every golden model (`tests/data/golden`, made with PyTorch) in every way a serving engine may cut its work: whole prompts,
 //! chunks, single tokens, mixed batches, shared prefixes, swapped blocks. The logits must not care.
 
 mod harness;
@@ -238,9 +238,9 @@ fn backends() -> Vec<(String, Box<dyn Backend>)> {
     vec![("reference".to_owned(), Box::new(ReferenceBackend::new()))]
 }
 
-/// `model` is a folder, or a file in it, under `tests/data`.
+/// `model` is a folder, or a file in it, under `tests/data/golden`.
 fn check_model(model: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(model);
     let folder: PathBuf =
         if path.is_dir() { path.clone() } else { path.parent().expect("a folder").to_owned() };
     let golden = Golden::read(&folder);
@@ -280,8 +280,8 @@ macro_rules! golden_models {
         #[test]
         fn every_golden_model_is_tested() {
             let tested = [$($model),*];
-            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-            for entry in std::fs::read_dir(data).expect("tests/data") {
+            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+            for entry in std::fs::read_dir(data).expect("tests/data/golden") {
                 let folder = entry.expect("an entry").path();
                 let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
                 if folder.join("golden.json").exists() {
