@@ -1,4 +1,5 @@
-//! Published configurations and hand-written variants of them, against the values that transformers gives.
+//! Configurations of whole models, whose values were compared with what `AutoConfig` of transformers 5.22 makes of the
+//! same files, and small variants, whose values follow from reading its source.
 
 use baton_backend::{Activation, RopeStyle, WeightFormat};
 use serde_json::{Value, json};
