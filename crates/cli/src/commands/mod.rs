@@ -1,0 +1,4 @@
+//! One module a command. Each takes its parsed flags and a writer, and returns an error to be shown.
+
+pub mod pull;
+pub mod shell;
