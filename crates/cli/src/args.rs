@@ -16,8 +16,9 @@ Examples:
   baton plan ./Llama-3.1-8B --device h100     what fits into memory
   baton inspect model.gguf                    what is in a file
 
-MODEL is a .gguf file, a Hugging Face directory (config.json, tokenizer.json, *.safetensors) or a name of
-`baton pull --list`. Models are kept in $BATON_HOME, else $XDG_CACHE_HOME/baton, else ~/.cache/baton.";
+MODEL is a .gguf file, a Hugging Face directory (config.json, tokenizer.json,
+*.safetensors) or a name of `baton pull --list`. Models are kept in $BATON_HOME, else
+$XDG_CACHE_HOME/baton, else ~/.cache/baton.";
 
 const PULL_EXAMPLES: &str = "\
 Examples:

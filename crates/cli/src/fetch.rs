@@ -216,11 +216,12 @@ fn copy_hashing(
 }
 
 fn wrong_file(entry: &Entry, origin: &str, size: u64, digest: Option<&str>) -> anyhow::Error {
+    let expected = entry.size_bytes;
     let what = match digest {
-        Some(digest) if size == entry.size_bytes => {
-            format!("its SHA-256 is {digest}, expected {}", entry.sha256)
-        }
-        _ => format!("it has {size} bytes or more, expected {}", entry.size_bytes),
+        Some(digest) if size == expected => format!("its SHA-256 is {digest}, expected {}", entry.sha256),
+        // Copying stops at the first byte too many.
+        Some(_) if size > expected => format!("it has more than the expected {expected} bytes"),
+        _ => format!("it has {size} bytes, expected {expected}"),
     };
     hinted(
         format!("{origin} is not {}: {what}", entry.file_name),
