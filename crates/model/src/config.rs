@@ -1,8 +1,21 @@
 //! What a model is, whatever file said so: the one description that the decoder, the memory plan and the tools read.
 
+mod generation;
+mod gguf;
+mod hugging_face;
+mod hugging_face_rope;
+mod limits;
+mod raw;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+
 use baton_backend::{Activation, KvDtype, KvLayerSpec, KvSpec, RopeStyle, WeightFormat};
 use baton_core::TokenId;
 use serde::Serialize;
+
+pub use generation::GenerationDefaults;
 
 /// Model families. All are one parametrised decoder; the name is kept for people and for the weights' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -131,4 +144,10 @@ impl ModelConfig {
         }
         kinds
     }
+}
+
+/// The ids in the order they came, each once.
+fn distinct(ids: impl IntoIterator<Item = TokenId>) -> Vec<TokenId> {
+    let mut seen = HashSet::new();
+    ids.into_iter().filter(|&id| seen.insert(id)).collect()
 }

@@ -1,0 +1,39 @@
+//! How large a model is, from its configuration alone: for the memory plan and for the calculator that answers before
+//! anything is downloaded.
+
+use baton_backend::KvDtype;
+
+use crate::ModelConfig;
+use crate::tensor_names::{ExpectedTensor, expected_tensors};
+
+/// Parameters of all tensors. A tied head is counted once.
+pub fn num_parameters(config: &ModelConfig) -> u64 {
+    expected_tensors(config).iter().map(num_values).fold(0, u64::saturating_add)
+}
+
+/// Bytes of the weights with matrices in `config.dtype` and vectors in f32. A checkpoint that mixes formats (most GGUF
+/// files do) knows better: see [`crate::WeightSource::total_bytes`].
+pub fn weight_bytes(config: &ModelConfig) -> u64 {
+    let format = config.dtype;
+    expected_tensors(config)
+        .iter()
+        .map(|tensor| {
+            if tensor.is_bias || tensor.role.is_norm() {
+                return num_values(tensor).saturating_mul(size_of::<f32>() as u64);
+            }
+            // A row that is no whole number of blocks cannot have the format; its block is counted all the same.
+            let row = tensor.cols.div_ceil(format.block_len()) as u64 * format.block_bytes() as u64;
+            row.saturating_mul(tensor.rows as u64)
+        })
+        .fold(0, u64::saturating_add)
+}
+
+/// Bytes that one token takes in the KV cache, over all layers.
+pub fn kv_bytes_per_token(config: &ModelConfig, dtype: KvDtype) -> u64 {
+    let head = 2 * config.head_dim as u64 * dtype.bytes() as u64;
+    head.saturating_mul(config.num_kv_heads as u64).saturating_mul(config.layers.len() as u64)
+}
+
+fn num_values(tensor: &ExpectedTensor) -> u64 {
+    (tensor.rows as u64).saturating_mul(tensor.cols as u64)
+}

@@ -1,0 +1,89 @@
+//! Files as bytes: memory-mapped weights, and small files read whole under a limit. The only `unsafe` of this crate.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_backend::SharedBytes;
+
+use crate::ModelError;
+
+/// A file mapped into memory; it must not be changed while a model is loaded from it.
+struct MappedFile(memmap2::Mmap);
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Maps a regular, non-empty file.
+pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
+    let file = open_regular(path)?;
+    let len = file.metadata().map_err(|cause| io_error(path, cause))?.len();
+    if len == 0 {
+        return Err(malformed(path, "the file is empty; the download may be incomplete".to_owned()));
+    }
+    // SAFETY: the mapping is private and read-only, so nothing in this process writes through it. Another process that
+    // truncates or rewrites the file while it is mapped can still disturb us; no interface of the system prevents
+    // that, and reading checkpoints of many gigabytes any other way would double their memory.
+    #[allow(unsafe_code)]
+    let mapping = unsafe { memmap2::Mmap::map(&file) }.map_err(|cause| io_error(path, cause))?;
+    Ok(SharedBytes::new(Arc::new(MappedFile(mapping))))
+}
+
+/// Reads a whole file of at most `limit` bytes.
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
+    let file = open_regular(path)?;
+    let len = file.metadata().map_err(|cause| io_error(path, cause))?.len();
+    if len > limit {
+        return Err(malformed(path, format!("the file has {len} bytes, more than the limit of {limit}")));
+    }
+    // The file may grow while it is read, so the limit is kept by the reader too.
+    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+    file.take(limit).read_to_end(&mut bytes).map_err(|cause| io_error(path, cause))?;
+    Ok(bytes)
+}
+
+/// Like [`read_bounded`], with `None` for a file that does not exist.
+pub(crate) fn read_if_present(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
+    if path.exists() { read_bounded(path, limit).map(Some) } else { Ok(None) }
+}
+
+fn open_regular(path: &Path) -> Result<File, ModelError> {
+    // Asked before opening: opening a named pipe would wait for a writer.
+    let metadata = fs::metadata(path).map_err(|cause| io_error(path, cause))?;
+    if !metadata.is_file() {
+        return Err(malformed(path, "it is not a regular file".to_owned()));
+    }
+    File::open(path).map_err(|cause| io_error(path, cause))
+}
+
+fn io_error(path: &Path, cause: std::io::Error) -> ModelError {
+    ModelError::Io { path: path.to_owned(), cause }
+}
+
+pub(crate) fn malformed(path: &Path, cause: String) -> ModelError {
+    ModelError::Malformed { path: path.to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_within_the_limit_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.json");
+        assert!(matches!(map(&path), Err(ModelError::Io { .. })));
+        fs::write(&path, b"").unwrap();
+        assert!(map(&path).unwrap_err().to_string().contains("the file is empty"));
+        fs::write(&path, b"12345").unwrap();
+        assert_eq!(map(&path).unwrap().as_slice(), b"12345");
+        assert_eq!(read_bounded(&path, 5).unwrap(), b"12345");
+        assert!(read_bounded(&path, 4).unwrap_err().to_string().contains("more than the limit of 4"));
+        assert!(map(directory.path()).unwrap_err().to_string().contains("not a regular file"));
+        assert!(read_if_present(&directory.path().join("b"), 5).unwrap().is_none());
+    }
+}
