@@ -58,6 +58,13 @@ pub struct DeviceInfo {
     pub block_size: usize,
     /// Bytes of one element of a buffer.
     pub activation_bytes: usize,
+    /// The most KV to take unasked, on a device whose memory other programs use as well.
+    pub kv_cap_bytes: Option<u64>,
+    /// How many steps may be submitted before the first is collected.
+    pub max_steps_in_flight: usize,
+    /// Rough speeds, from which the scheduler weighs swapping against computing again.
+    pub macs_per_second: f64,
+    pub swap_bytes_per_second: f64,
 }
 
 /// The largest step there will ever be. Buffers are sized by it once.

@@ -63,3 +63,29 @@ pub struct RequestOutput {
     /// No further output of this request follows.
     pub finished: bool,
 }
+
+impl SequenceOutput {
+    /// Appends what came later of the same continuation.
+    pub fn extend(&mut self, later: Self) {
+        self.token_ids.extend(later.token_ids);
+        self.logprobs.extend(later.logprobs);
+        self.cumulative_logprob = later.cumulative_logprob;
+        self.finish_reason = later.finish_reason;
+        self.stop_token_id = later.stop_token_id;
+    }
+}
+
+impl RequestOutput {
+    /// Appends what came later of the same request.
+    pub fn extend(&mut self, later: Self) {
+        for new in later.outputs {
+            match self.outputs.iter_mut().find(|old| old.index == new.index) {
+                Some(old) => old.extend(new),
+                None => self.outputs.push(new),
+            }
+        }
+        self.prompt_logprobs.extend(later.prompt_logprobs);
+        self.num_cached_tokens = self.num_cached_tokens.max(later.num_cached_tokens);
+        self.finished |= later.finished;
+    }
+}

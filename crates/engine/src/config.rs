@@ -1,0 +1,94 @@
+//! The engine's settings. Each field is a flag of the same name; defaults are those of the command line.
+
+use baton_backend::KvDtype;
+use baton_kv::EvictionPolicy;
+use baton_sched::{Policy, PreemptionMode};
+
+use crate::EngineError;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    pub max_num_seqs: usize,
+    pub max_num_batched_tokens: usize,
+    /// `None`: what the checkpoint was made for.
+    pub max_model_len: Option<usize>,
+    /// `None`: what the device likes.
+    pub block_size: Option<usize>,
+    pub kv_dtype: KvDtype,
+    /// Bytes of device KV; `None`: what remains after weights and workspace.
+    pub kv_cache_memory: Option<u64>,
+    /// Bytes of the host tier that preempted sequences are swapped to.
+    pub swap_space: u64,
+    /// How much of the free device memory may be used when `kv_cache_memory` is not given.
+    pub gpu_memory_utilization: f64,
+    pub enable_prefix_caching: bool,
+    pub eviction: EvictionPolicy,
+    pub policy: Policy,
+    pub preemption_mode: PreemptionMode,
+    /// The tokens of a request do not depend on what else is in the batch.
+    pub deterministic: bool,
+    /// Seeds requests that bring none.
+    pub seed: u64,
+    pub max_num_queued_reqs: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 64,
+            max_num_batched_tokens: 512,
+            max_model_len: None,
+            block_size: None,
+            kv_dtype: KvDtype::F16,
+            kv_cache_memory: None,
+            swap_space: 1 << 30,
+            gpu_memory_utilization: 0.92,
+            enable_prefix_caching: true,
+            eviction: EvictionPolicy::Lru,
+            policy: Policy::Fcfs,
+            preemption_mode: PreemptionMode::Auto,
+            deterministic: false,
+            seed: 0,
+            max_num_queued_reqs: 4096,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Checks what can be checked without a model.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let positive = |flag, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(EngineError::Flag { flag, allowed: format!("in 1..={most}"), got: value.to_string() })
+        };
+        positive("--max-num-seqs", self.max_num_seqs, 65_536)?;
+        positive("--max-num-batched-tokens", self.max_num_batched_tokens, 1 << 20)?;
+        positive("--max-num-queued-reqs", self.max_num_queued_reqs, 1 << 24)?;
+        if let Some(block_size) = self.block_size
+            && !(1..=1024).contains(&block_size)
+        {
+            return Err(EngineError::Flag {
+                flag: "--block-size",
+                allowed: "in 1..=1024".to_owned(),
+                got: block_size.to_string(),
+            });
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            return Err(EngineError::Flag {
+                flag: "--max-num-batched-tokens",
+                allowed: format!("at least --max-num-seqs ({})", self.max_num_seqs),
+                got: self.max_num_batched_tokens.to_string(),
+            });
+        }
+        if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
+            return Err(EngineError::Flag {
+                flag: "--gpu-memory-utilization",
+                allowed: "in (0, 1]".to_owned(),
+                got: self.gpu_memory_utilization.to_string(),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! The engine itself, driven by hand: `add_request`, `step`, `abort`, and the offline `generate`.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use baton_backend::{Backend, BackendError, StepLimits, StepOutput};
+use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId};
+use baton_kv::{KvConfig, KvEvent};
+use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles};
+use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler};
+use serde::Serialize;
+
+use crate::handle::EngineHandle;
+use crate::runner::{Runner, step_result};
+use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
+
+/// Rows of logits beyond one a sequence, for `prompt_logprobs`.
+const MIN_LOGIT_ROWS: usize = 64;
+
+/// A model on a device with its scheduler and KV cache.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    decoder: Decoder,
+    model: ModelConfig,
+    scheduler: Scheduler,
+    runner: Runner,
+    memory: MemoryPlan,
+    eos_token_ids: Arc<[TokenId]>,
+    /// Submitted and not yet collected, oldest first.
+    in_flight: VecDeque<Plan>,
+    max_steps_in_flight: usize,
+    output: StepOutput,
+    next_request_id: u64,
+    num_steps: u64,
+    last_failure: Option<String>,
+}
+
+/// What the engine is doing, for metrics and `/stats`.
+#[derive(Clone, Debug, Serialize)]
+pub struct EngineStats {
+    pub num_steps: u64,
+    pub scheduler: SchedStats,
+    /// Why the last failed step failed.
+    pub last_failure: Option<String>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("memory", &self.memory)
+            .field("num_steps", &self.num_steps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Loads the model onto the device and plans its memory. After this nothing is allocated for a step.
+    pub fn new(
+        files: &ModelFiles,
+        mut backend: Box<dyn Backend>,
+        config: &EngineConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, EngineError> {
+        config.validate()?;
+        let model = files.config().clone();
+        let max_model_len = model.resolve_max_model_len(config.max_model_len)?;
+        let max_logit_rows = config.max_num_seqs.max(MIN_LOGIT_ROWS);
+        let limits = StepLimits {
+            max_tokens: config.max_num_batched_tokens,
+            max_seqs: config.max_num_seqs,
+            max_logit_rows,
+            max_samples: max_logit_rows + config.max_num_seqs,
+            max_model_len,
+            vocab_size: model.vocab_size,
+        };
+        let block_size = config.block_size.unwrap_or(backend.device().block_size);
+        let kv_spec = model.kv_spec(config.kv_dtype, block_size);
+        let decoder = Decoder::load(&model, &*files.weights()?, &mut *backend, &limits, progress)?;
+
+        let device = backend.device();
+        let workspace_bytes = Decoder::buffer_bytes(&model, &limits, device.activation_bytes);
+        let memory = MemoryPlan::new(
+            &MemoryRequest {
+                device: device.description.clone(),
+                total_bytes: device.total_bytes,
+                kv_budget_bytes: kv_budget(&device, config),
+                weight_bytes: backend.weight_bytes(),
+                workspace_bytes,
+                kv_cache_memory: config.kv_cache_memory,
+                swap_space: config.swap_space.min(device.free_bytes / 8),
+                max_model_len,
+                max_num_seqs: config.max_num_seqs,
+            },
+            &kv_spec,
+        )?;
+        backend.create_kv_cache(&kv_spec, memory.num_device_blocks, memory.num_host_blocks)?;
+
+        let macs_per_token = model.num_parameters() as f64;
+        let scheduler = Scheduler::new(
+            SchedConfig {
+                max_num_seqs: config.max_num_seqs,
+                max_num_batched_tokens: config.max_num_batched_tokens,
+                max_num_logit_rows: max_logit_rows,
+                max_model_len,
+                max_num_queued_reqs: Some(config.max_num_queued_reqs),
+                policy: config.policy,
+                preemption_mode: config.preemption_mode,
+                // Out and in again.
+                swap_cost_per_token: 2.0 * memory.kv_bytes_per_token as f64 / device.swap_bytes_per_second,
+                recompute_cost_per_token: macs_per_token / device.macs_per_second,
+                max_plans_in_flight: device.max_steps_in_flight,
+                ..SchedConfig::default()
+            },
+            KvConfig {
+                num_device_blocks: memory.num_device_blocks,
+                num_host_blocks: memory.num_host_blocks,
+                block_size,
+                enable_prefix_caching: config.enable_prefix_caching,
+                eviction: config.eviction,
+                ..KvConfig::default()
+            },
+        )?;
+        let runner =
+            Runner::new(block_size, model.attention_kinds(), model.eos_token_ids.clone(), config.seed);
+        Ok(Self {
+            backend,
+            decoder,
+            eos_token_ids: Arc::from(model.eos_token_ids.as_slice()),
+            model,
+            scheduler,
+            runner,
+            memory,
+            in_flight: VecDeque::new(),
+            max_steps_in_flight: device.max_steps_in_flight,
+            output: StepOutput::default(),
+            next_request_id: 0,
+            num_steps: 0,
+            last_failure: None,
+        })
+    }
+
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.memory
+    }
+
+    pub fn model_config(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// An id that no other request of this engine has.
+    pub fn new_request_id(&mut self) -> RequestId {
+        let id = RequestId(self.next_request_id);
+        self.next_request_id += 1;
+        id
+    }
+
+    /// Queues a request, or says why it can never run. Nothing else is disturbed.
+    pub fn add_request(&mut self, mut request: Request) -> Result<(), EngineError> {
+        request.params.validate(self.model.vocab_size as u32)?;
+        for &token_id in &request.prompt_token_ids {
+            if token_id as usize >= self.model.vocab_size {
+                return Err(EngineError::TokenOutOfVocabulary {
+                    token_id,
+                    vocab_size: self.model.vocab_size,
+                });
+            }
+        }
+        if !request.params.ignore_eos && request.eos_token_ids.is_empty() {
+            request.eos_token_ids = Arc::clone(&self.eos_token_ids);
+        }
+        self.next_request_id = self.next_request_id.max(request.id.0 + 1);
+        Ok(self.scheduler.add_request(request)?)
+    }
+
+    /// Ends a request. Its blocks are free once no step in flight uses them.
+    pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
+        self.scheduler.abort(id)
+    }
+
+    pub fn has_unfinished(&self) -> bool {
+        self.scheduler.has_unfinished() || !self.in_flight.is_empty()
+    }
+
+    /// Keeps the device fed, then takes in the oldest step's result. Returns what it brought.
+    ///
+    /// A step that fails on the device ends the requests that were in it with [`FinishReason::Error`] and no other.
+    pub fn step(&mut self) -> Vec<RequestOutput> {
+        let mut outputs = Vec::new();
+        while self.in_flight.len() < self.max_steps_in_flight.max(1) {
+            let plan = self.scheduler.schedule();
+            if plan.is_empty() {
+                break;
+            }
+            let input = self.runner.build(&plan, &self.scheduler);
+            match self.backend.submit(input, &self.decoder) {
+                Ok(()) => self.in_flight.push_back(plan),
+                Err(error) => outputs.extend(self.fail(&plan, &error)),
+            }
+        }
+        let Some(plan) = self.in_flight.pop_front() else { return outputs };
+        self.num_steps += 1;
+        match self.backend.collect(&mut self.output) {
+            Ok(()) => outputs.extend(self.scheduler.apply(&plan, &step_result(&plan, &self.output))),
+            Err(error) => outputs.extend(self.fail(&plan, &error)),
+        }
+        outputs
+    }
+
+    fn fail(&mut self, plan: &Plan, error: &BackendError) -> Vec<RequestOutput> {
+        self.last_failure = Some(error.to_string());
+        self.scheduler.fail(plan)
+    }
+
+    /// Completes all prompts, batching them as the scheduler sees fit. Results are in the order of the prompts.
+    pub fn generate(
+        &mut self,
+        prompts: Vec<Vec<TokenId>>,
+        params: &SamplingParams,
+    ) -> Result<Vec<RequestOutput>, EngineError> {
+        let mut index_of = HashMap::with_capacity(prompts.len());
+        let mut completions: Vec<RequestOutput> = Vec::with_capacity(prompts.len());
+        for prompt_token_ids in prompts {
+            let id = self.new_request_id();
+            if let Err(error) = self.add_request(Request::new(id, prompt_token_ids, params.clone())) {
+                index_of.into_keys().for_each(|id| drop(self.abort(id)));
+                return Err(error);
+            }
+            index_of.insert(id, completions.len());
+            completions.push(RequestOutput {
+                request_id: id,
+                outputs: Vec::new(),
+                prompt_logprobs: Vec::new(),
+                num_cached_tokens: 0,
+                finished: false,
+            });
+        }
+        while self.has_unfinished() {
+            for output in self.step() {
+                if let Some(&index) = index_of.get(&output.request_id) {
+                    completions[index].extend(output);
+                }
+            }
+        }
+        let failed = |output: &SequenceOutput| output.finish_reason == Some(FinishReason::Error);
+        if completions.iter().flat_map(|completion| &completion.outputs).any(failed) {
+            let cause = self.last_failure.clone().unwrap_or_default();
+            return Err(BackendError::Device { cause }.into());
+        }
+        completions.iter_mut().for_each(|completion| completion.outputs.sort_by_key(|output| output.index));
+        Ok(completions)
+    }
+
+    /// What cached prefixes came and went since the last call.
+    pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
+        self.scheduler.take_kv_events()
+    }
+
+    pub fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            num_steps: self.num_steps,
+            scheduler: self.scheduler.stats(),
+            last_failure: self.last_failure.clone(),
+        }
+    }
+
+    /// Panics if a block is leaked, shared wrongly or counted wrongly: for tests.
+    pub fn check_invariants(&self) {
+        self.scheduler.check_invariants();
+    }
+
+    /// Moves the engine onto its own loop thread.
+    pub fn spawn(self) -> EngineHandle {
+        EngineHandle::spawn(self)
+    }
+}
+
+/// What of the free memory KV may take when nobody said how much.
+fn kv_budget(device: &baton_backend::DeviceInfo, config: &EngineConfig) -> u64 {
+    let share = (device.free_bytes as f64 * config.gpu_memory_utilization) as u64;
+    device.kv_cap_bytes.map_or(share, |cap| cap.min(share))
+}

@@ -1,0 +1,32 @@
+//! What can go wrong, from the model file to a single request.
+
+use baton_backend::BackendError;
+use baton_core::ParamError;
+use baton_model::ModelError;
+use baton_sched::SchedError;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    #[error(transparent)]
+    Sched(#[from] SchedError),
+    #[error("{flag} must be {allowed}, got {got}")]
+    Flag { flag: &'static str, allowed: String, got: String },
+    #[error(
+        "the KV cache has room for {kv_tokens} tokens, but one sequence of --max-model-len {max_model_len} needs \
+         {needed}: lower --max-model-len to {kv_tokens}, or raise --kv-cache-memory to at least {needed_memory}"
+    )]
+    KvTooSmall { kv_tokens: usize, max_model_len: usize, needed: usize, needed_memory: String },
+    #[error("prompt token {token_id} is outside the model's vocabulary of {vocab_size}")]
+    TokenOutOfVocabulary { token_id: u32, vocab_size: usize },
+    #[error("the engine's mailbox is full ({limit} commands): try again later")]
+    Busy { limit: usize },
+    #[error("the engine has stopped")]
+    Stopped,
+}

@@ -1,0 +1,288 @@
+//! From a Plan to the flat arrays of a step, and from the step's samples back to a result for the scheduler.
+//!
+//! The runner decides nothing: which tokens run is the Plan's word, how they are computed the backend's. It owns the
+//! step's arrays and fills them anew for each Plan.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use baton_backend::{
+    BlockCopy, PlannerOptions, SampleRow, Sampled, SequenceQueries, StepInput, StepOutput, TokenCount,
+    plan_attention,
+};
+use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
+use baton_sched::{
+    BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
+};
+
+/// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
+const MAX_QUERIES_PER_ITEM: u32 = 32;
+
+#[derive(Debug)]
+pub(crate) struct Runner {
+    block_size: usize,
+    /// Sliding window of each attention kind of the model; `None` is full attention.
+    windows: Vec<Option<u32>>,
+    eos_token_ids: Vec<TokenId>,
+    seed: u64,
+    input: StepInput,
+    queries: Vec<SequenceQueries>,
+    /// Which sample of the newest submitted step belongs to which sequence.
+    last_samples: HashMap<SeqId, u32>,
+    tokens_seen: Vec<(TokenId, bool)>,
+}
+
+impl Runner {
+    pub(crate) fn new(
+        block_size: usize,
+        windows: Vec<Option<u32>>,
+        eos_token_ids: Vec<TokenId>,
+        seed: u64,
+    ) -> Self {
+        let mut input = StepInput::default();
+        input.attention.resize_with(windows.len(), Default::default);
+        Self {
+            block_size,
+            windows,
+            eos_token_ids,
+            seed,
+            input,
+            queries: Vec::new(),
+            last_samples: HashMap::new(),
+            tokens_seen: Vec::new(),
+        }
+    }
+
+    /// Fills the step's arrays. The history that penalties need comes from the scheduler.
+    pub(crate) fn build(&mut self, plan: &Plan, scheduler: &Scheduler) -> &StepInput {
+        self.input.clear();
+        self.queries.clear();
+        copy_moves(&plan.swap_out, &mut self.input.swap_out);
+        copy_moves(&plan.swap_in, &mut self.input.swap_in);
+        copy_moves(&plan.copies, &mut self.input.copies);
+        let mut samples = HashMap::with_capacity(plan.seqs.len());
+        for seq in &plan.seqs {
+            self.add_tokens(seq);
+            self.add_samples(seq, scheduler, &mut samples);
+        }
+        self.last_samples = samples;
+        for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
+            let options = PlannerOptions {
+                block_size: self.block_size,
+                window,
+                max_kv_per_item: 0,
+                max_queries_per_item: MAX_QUERIES_PER_ITEM,
+            };
+            plan_attention(&self.queries, &options, attention);
+        }
+        &self.input
+    }
+
+    fn add_tokens(&mut self, seq: &PlannedSeq) {
+        let input = &mut self.input;
+        let first_row = input.token_ids.len() as u32;
+        let pages_start = input.pages.len() as u32;
+        for (offset, &token_id) in seq.token_ids.iter().enumerate() {
+            let row = first_row + offset as u32;
+            let position = seq.start + offset as u32;
+            if token_id == PENDING_TOKEN {
+                let sample =
+                    self.last_samples.get(&seq.seq_id).expect("a pending token is drawn by the step before");
+                input.feedback.push((row, *sample));
+                input.token_ids.push(0);
+            } else {
+                input.token_ids.push(token_id);
+            }
+            let block = seq.block_table[position as usize / self.block_size];
+            input.positions.push(position);
+            input.slots.push(block.0 * self.block_size as u32 + position % self.block_size as u32);
+        }
+        let num_tokens = seq.token_ids.len() as u32;
+        let num_pages = (seq.start + num_tokens).div_ceil(self.block_size as u32) as usize;
+        input.pages.extend(seq.block_table[..num_pages].iter().map(|block| block.0));
+        self.queries.push(SequenceQueries {
+            query_start: first_row,
+            num_queries: num_tokens,
+            first_position: seq.start,
+            pages_start,
+        });
+    }
+
+    fn add_samples(&mut self, seq: &PlannedSeq, scheduler: &Scheduler, samples: &mut HashMap<SeqId, u32>) {
+        let first_row = (self.input.token_ids.len() - seq.token_ids.len()) as u32;
+        for offset in seq.scored.clone() {
+            let logit_row = self.add_logit_row(first_row + offset);
+            let target = self.prompt_token(seq, offset + 1, scheduler);
+            self.input.samples.push(SampleRow {
+                forced: Some(target),
+                num_logprobs: seq.params.prompt_logprobs,
+                ..greedy_row(logit_row)
+            });
+        }
+        if seq.samples.is_empty() {
+            return;
+        }
+        let logit_row = self.add_logit_row(first_row + seq.token_ids.len() as u32 - 1);
+        for sample in &seq.samples {
+            samples.insert(sample.seq_id, self.input.samples.len() as u32);
+            let row = self.sample_row(seq, sample, logit_row, scheduler);
+            self.input.samples.push(row);
+        }
+    }
+
+    fn add_logit_row(&mut self, token_row: u32) -> u32 {
+        self.input.logit_rows.push(token_row);
+        self.input.logit_rows.len() as u32 - 1
+    }
+
+    /// The token `offset` places after the run's first one; the last of a chunk is scored against the one after it.
+    fn prompt_token(&self, seq: &PlannedSeq, offset: u32, scheduler: &Scheduler) -> TokenId {
+        if let Some(&token_id) = seq.token_ids.get(offset as usize) {
+            return token_id;
+        }
+        let view = scheduler.sequence(seq.seq_id).expect("a planned sequence is known until it is applied");
+        view.token_ids[(seq.start + offset) as usize]
+    }
+
+    fn sample_row(
+        &mut self,
+        seq: &PlannedSeq,
+        sample: &PlannedSample,
+        logit_row: u32,
+        scheduler: &Scheduler,
+    ) -> SampleRow {
+        let params = &*seq.params;
+        if params.beam.is_some() {
+            return SampleRow { num_logprobs: Some(2 * params.num_sequences()), ..greedy_row(logit_row) };
+        }
+        let history = if params.has_penalties() {
+            self.add_history(sample.seq_id, seq.seq_id, scheduler)
+        } else {
+            0..0
+        };
+        let bias = self.add_biases(params, sample.ban_end);
+        // Only the ranking by cumulative log-probability needs them unasked.
+        let num_logprobs = params.logprobs.or(params.selects_at_end().then_some(0));
+        SampleRow {
+            temperature: params.temperature,
+            top_k: params.top_k,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            history,
+            bias,
+            seed: sequence_seed(
+                params.seed.unwrap_or_else(|| mix(self.seed ^ mix(seq.request_id.0))),
+                sample.index,
+            ),
+            counter: u64::from(sample.num_output_tokens),
+            num_logprobs,
+            ..greedy_row(logit_row)
+        }
+    }
+
+    /// Counts the tokens of a sequence so far. A continuation that is still to be forked has its parent's.
+    fn add_history(&mut self, seq_id: SeqId, parent: SeqId, scheduler: &Scheduler) -> Range<u32> {
+        let view = scheduler
+            .sequence(seq_id)
+            .or_else(|| scheduler.sequence(parent))
+            .expect("a planned sequence is known until it is applied");
+        let (prompt, output) = view.token_ids.split_at(view.num_prompt_tokens);
+        let seen = &mut self.tokens_seen;
+        seen.clear();
+        seen.extend(prompt.iter().map(|&token_id| (token_id, true)));
+        seen.extend(output.iter().map(|&token_id| (token_id, false)));
+        seen.sort_unstable();
+        let first = self.input.history.len() as u32;
+        for run in seen.chunk_by(|a, b| a.0 == b.0) {
+            self.input.history.push(TokenCount {
+                token_id: run[0].0,
+                in_prompt: run.iter().any(|&(_, in_prompt)| in_prompt),
+                num_output: run.iter().filter(|&&(_, in_prompt)| !in_prompt).count() as u32,
+            });
+        }
+        first..self.input.history.len() as u32
+    }
+
+    fn add_biases(&mut self, params: &SamplingParams, ban_end: bool) -> Range<u32> {
+        let biases = &mut self.input.biases;
+        let first = biases.len() as u32;
+        biases.extend_from_slice(&params.logit_bias);
+        if ban_end {
+            let ban = |&token_id: &TokenId| (token_id, f32::NEG_INFINITY);
+            biases.extend(params.stop_token_ids.iter().map(ban));
+            if !params.ignore_eos {
+                biases.extend(self.eos_token_ids.iter().map(ban));
+            }
+        }
+        first..biases.len() as u32
+    }
+}
+
+/// Sorts the samples of a step back to the sequences of its Plan.
+pub(crate) fn step_result(plan: &Plan, output: &StepOutput) -> StepResult {
+    let mut samples = output.samples.iter();
+    let mut next = || samples.next().expect("the device draws one sample for each row it was given");
+    let logprobs = |sampled: &Sampled| PositionLogprobs {
+        chosen: sampled.chosen,
+        top: output.top[sampled.top.start as usize..sampled.top.end as usize].to_vec(),
+    };
+    let seqs = plan.seqs.iter().map(|seq| {
+        let mut result = SeqResult {
+            prompt_logprobs: seq.scored.clone().map(|_| logprobs(next())).collect(),
+            ..SeqResult::default()
+        };
+        for _ in &seq.samples {
+            let sampled = next();
+            if seq.params.beam.is_some() {
+                result.candidates = logprobs(sampled).top;
+            } else {
+                let wanted = seq.params.logprobs.is_some() || seq.params.selects_at_end();
+                result.samples.push(SampledToken {
+                    token_id: sampled.chosen.token_id,
+                    logprobs: wanted.then(|| logprobs(sampled)),
+                });
+            }
+        }
+        result
+    });
+    StepResult { seqs: seqs.collect() }
+}
+
+fn copy_moves(from: &[BlockMove], to: &mut Vec<BlockCopy>) {
+    to.extend(from.iter().map(|block| BlockCopy { from: block.from.0, to: block.to.0 }));
+}
+
+fn greedy_row(logit_row: u32) -> SampleRow {
+    SampleRow {
+        logit_row,
+        forced: None,
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        history: 0..0,
+        bias: 0..0,
+        seed: 0,
+        counter: 0,
+        num_logprobs: None,
+    }
+}
+
+/// The first continuation draws from the request's own seed, so that it is the same whatever `n` is.
+fn sequence_seed(seed: u64, index: u32) -> u64 {
+    if index == 0 { seed } else { mix(seed ^ mix(u64::from(index))) }
+}
+
+/// The finaliser of splitmix64: every bit of the input changes half of the output's.
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
