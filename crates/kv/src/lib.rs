@@ -1,1 +1,42 @@
-//! Being built.
+//! Paged KV-cache bookkeeping: which physical block holds which tokens of which sequence.
+//!
+//! [`KvCache`] owns two pools of numbered blocks (device and host), a block table for every sequence, reference
+//! counts, and the prefix cache. It holds *numbers only*: no tensor, no thread, no clock. What has to happen to
+//! the bytes (copy-on-write, swap) is handed back as lists of [`BlockMove`], which the scheduler puts into its Plan.
+//!
+//! ```
+//! use baton_core::SeqId;
+//! use baton_kv::{KvCache, KvConfig, WriteRange};
+//!
+//! let mut kv = KvCache::new(KvConfig { num_device_blocks: 8, block_size: 4, ..KvConfig::default() })?;
+//! let (first, second) = (SeqId(1), SeqId(2));
+//! let prompt: Vec<u32> = (0..9).collect();
+//! let mut copies = Vec::new();
+//! kv.add_sequence(first, None);
+//! kv.reserve(WriteRange { seq_id: first, start: 0, end: 9 }, &mut copies)?;
+//! kv.commit(first, &prompt, 9); // the step has run: two full blocks can now be found by their hash
+//! kv.remove_sequence(first);
+//!
+//! kv.add_sequence(second, None);
+//! let cached = kv.match_prefix(second, &prompt, 8);
+//! assert_eq!(kv.attach_prefix(second, cached.num_blocks), 8);
+//! # Ok::<(), baton_kv::KvError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod check;
+mod config;
+mod events;
+mod free_list;
+mod hash;
+mod host;
+mod manager;
+mod pool;
+mod swap;
+mod table;
+
+pub use config::{EvictionPolicy, KvConfig, KvError};
+pub use events::KvEvent;
+pub use hash::BlockHash;
+pub use manager::{KvCache, KvStats, PrefixMatch, WriteRange};
+pub use swap::BlockMove;

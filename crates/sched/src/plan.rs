@@ -4,19 +4,14 @@
 
 use std::sync::Arc;
 
+pub use baton_kv::BlockMove;
+
 use baton_core::{BlockId, PositionLogprobs, RequestId, SamplingParams, SeqId, TokenId, TokenLogprob};
 use serde::{Deserialize, Serialize};
 
 /// Stands for a token that a step still in flight will sample for the same sequence.
 /// The device takes it from its own feedback buffer.
 pub const PENDING_TOKEN: TokenId = TokenId::MAX;
-
-/// A whole-block copy. Source and destination live in the tiers that the list it stands in names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct BlockMove {
-    pub from: BlockId,
-    pub to: BlockId,
-}
 
 /// One step. The lists are executed in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

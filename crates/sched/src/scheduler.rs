@@ -1,0 +1,307 @@
+//! `Scheduler`: its state, the way in (`add_request`), the ways out of turn (`abort`), and the views of it.
+//!
+//! What a step computes is decided in `schedule`, `admit` and `preempt`; what comes of it in `apply`, `beam` and
+//! `select`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SeqId, TokenId};
+use baton_kv::{KvCache, KvConfig, KvEvent};
+
+use crate::group::{Group, Place, QueueKey};
+use crate::sequence::{Finish, Sequence};
+use crate::{PENDING_TOKEN, Policy, SchedConfig, SchedError};
+
+pub(crate) type Queue = BTreeMap<QueueKey, RequestId>;
+
+/// A Plan that was scheduled and not yet applied.
+pub(crate) struct InFlight {
+    pub(crate) step: u64,
+    /// Requests that the Plan swaps in or out.
+    pub(crate) moved: Vec<RequestId>,
+}
+
+pub struct Scheduler {
+    pub(crate) config: SchedConfig,
+    pub(crate) kv: KvCache,
+    pub(crate) groups: BTreeMap<RequestId, Group>,
+    /// Which request a sequence belongs to.
+    pub(crate) owners: BTreeMap<SeqId, RequestId>,
+    pub(crate) waiting: Queue,
+    pub(crate) running: Queue,
+    pub(crate) swapped: Queue,
+    pub(crate) in_flight: VecDeque<InFlight>,
+    pub(crate) next_step: u64,
+    pub(crate) next_seq_id: u64,
+    next_arrival: u64,
+    pub(crate) num_preemptions_swap: u64,
+    pub(crate) num_preemptions_recompute: u64,
+}
+
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scheduler")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the sampler may want to know of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceView<'a> {
+    pub request_id: RequestId,
+    /// Prompt and output so far. For a sequence still to be forked: those of the sequence it will be forked from.
+    pub token_ids: &'a [TokenId],
+    pub num_prompt_tokens: usize,
+    /// Which of the `n` continuations; the rank of a beam.
+    pub index: u32,
+    pub params: &'a SamplingParams,
+    /// The model's end tokens.
+    pub eos_token_ids: &'a [TokenId],
+}
+
+impl Scheduler {
+    pub fn new(config: SchedConfig, kv: KvConfig) -> Result<Self, SchedError> {
+        config.validate(&kv)?;
+        Ok(Self {
+            config,
+            kv: KvCache::new(kv)?,
+            groups: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            waiting: Queue::new(),
+            running: Queue::new(),
+            swapped: Queue::new(),
+            in_flight: VecDeque::new(),
+            next_step: 0,
+            next_seq_id: 0,
+            next_arrival: 0,
+            num_preemptions_swap: 0,
+            num_preemptions_recompute: 0,
+        })
+    }
+
+    pub fn config(&self) -> &SchedConfig {
+        &self.config
+    }
+
+    pub fn kv_config(&self) -> &KvConfig {
+        self.kv.config()
+    }
+
+    /// Puts a request at the end of the waiting queue, or says why it can never run.
+    pub fn add_request(&mut self, request: Request) -> Result<(), SchedError> {
+        let max_len = self.check_request(&request)?;
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        let priority = if self.config.policy == Policy::Priority { request.priority } else { 0 };
+        let key = QueueKey { priority, arrival };
+        let id = request.id;
+        // Beams are forked when they are found; the continuations of `n` are known from the start.
+        let num_seqs = if request.params.beam.is_some() { 1 } else { request.params.num_sequences() };
+        let mut seqs: Vec<Sequence> = (0..num_seqs).map(|index| self.new_sequence(id, index)).collect();
+        seqs[0].token_ids.clone_from(&request.prompt_token_ids);
+        seqs[0].has_table = true;
+        self.kv.add_sequence(seqs[0].id, request.cache_salt.as_deref());
+        self.groups.insert(id, Group::new(request, key, seqs, max_len));
+        self.waiting.insert(key, id);
+        Ok(())
+    }
+
+    /// Refuses what can never run; else says how long its sequences can get.
+    fn check_request(&self, request: &Request) -> Result<usize, SchedError> {
+        let params = &request.params;
+        // The vocabulary is the text layer's business; here every token but the pending mark is one.
+        params.validate(PENDING_TOKEN)?;
+        let num_tokens = request.prompt_token_ids.len();
+        if num_tokens == 0 {
+            return Err(SchedError::EmptyPrompt);
+        }
+        if let Some(position) = request.prompt_token_ids.iter().position(|&token| token == PENDING_TOKEN) {
+            return Err(SchedError::InvalidToken { token_id: PENDING_TOKEN, position });
+        }
+        let max_model_len = self.config.max_model_len;
+        if num_tokens >= max_model_len {
+            return Err(SchedError::PromptTooLong { num_tokens, max_model_len });
+        }
+        let (num_sequences, max_num_seqs) = (params.num_sequences() as usize, self.config.max_num_seqs);
+        if num_sequences > max_num_seqs {
+            return Err(SchedError::TooManySequences { num_sequences, max_num_seqs });
+        }
+        let max_tokens = params.max_tokens.map_or(usize::MAX, |max| max as usize);
+        let max_len = num_tokens.saturating_add(max_tokens).min(max_model_len);
+        // The last token is sampled but never computed. All sequences share the full blocks of the prompt.
+        let kv = self.kv.config();
+        let shared = num_tokens / kv.block_size;
+        let own = kv.blocks_for(max_len - 1) - shared;
+        let (needed, available) = (shared + num_sequences * own, kv.num_device_blocks);
+        if needed > available {
+            return Err(SchedError::NeverFits { needed, available, num_sequences, max_tokens: max_len });
+        }
+        if self.groups.contains_key(&request.id) {
+            return Err(SchedError::DuplicateId(request.id));
+        }
+        match self.config.max_num_queued_reqs {
+            Some(limit) if self.waiting.len() >= limit => Err(SchedError::QueueFull { limit }),
+            _ => Ok(max_len),
+        }
+    }
+
+    pub(crate) fn new_sequence(&mut self, request_id: RequestId, index: u32) -> Sequence {
+        let id = SeqId(self.next_seq_id);
+        self.next_seq_id += 1;
+        self.owners.insert(id, request_id);
+        Sequence::new(id, index)
+    }
+
+    /// Ends a request. Its blocks are given back as soon as no Plan in flight uses them. `None` where it is not
+    /// here (any more).
+    pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
+        self.cut_short(id, FinishReason::Abort)
+    }
+
+    /// Ends one of the `n` continuations (a stop string was found in it); the others go on. `None` where there is
+    /// nothing to end: unknown, ended already, or not started yet.
+    pub fn abort_sequence(&mut self, id: RequestId, index: u32) -> Option<RequestOutput> {
+        let group = self.groups.get_mut(&id).filter(|group| group.place != Place::Ended)?;
+        if !group.forked || group.request.params.selects_at_end() {
+            return None;
+        }
+        let position = group.live().find(|&position| group.seqs[position].index == index)?;
+        if group.live().count() == 1 {
+            return self.abort(id);
+        }
+        let seq = &mut group.seqs[position];
+        seq.finish = Some(Finish { reason: FinishReason::Abort, stop_token_id: None });
+        let output = baton_core::SequenceOutput {
+            index,
+            token_ids: Vec::new(),
+            logprobs: Vec::new(),
+            cumulative_logprob: seq.cumulative_logprob,
+            finish_reason: Some(FinishReason::Abort),
+            stop_token_id: None,
+        };
+        let output = group.output(vec![output], false);
+        self.give_back_finished(id);
+        Some(output)
+    }
+
+    /// Ends a request before its time, whatever queue it is in.
+    pub(crate) fn cut_short(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestOutput> {
+        let group = self.groups.get_mut(&id).filter(|group| group.place != Place::Ended)?;
+        let output = group.cut_short(reason);
+        self.end(id);
+        Some(output)
+    }
+
+    /// Takes an ended request out of its queue and gives back what no Plan in flight uses.
+    pub(crate) fn end(&mut self, id: RequestId) {
+        let group = self.groups.get_mut(&id).expect("only a request that is here can end");
+        let queue = match group.place {
+            Place::Waiting => &mut self.waiting,
+            Place::Running => &mut self.running,
+            Place::Swapped => &mut self.swapped,
+            Place::Ended => return,
+        };
+        queue.remove(&group.key);
+        group.place = Place::Ended;
+        self.give_back_finished(id);
+    }
+
+    /// Gives back the blocks of finished sequences that are in no Plan in flight; forgets the request after the last.
+    pub(crate) fn give_back_finished(&mut self, id: RequestId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.num_moves_in_flight > 0 {
+            return;
+        }
+        for seq in &mut group.seqs {
+            if seq.finish.is_some() && seq.num_in_flight == 0 && seq.has_table {
+                self.kv.remove_sequence(seq.id);
+                seq.has_table = false;
+            }
+        }
+        if group.place == Place::Ended && !group.is_in_flight() {
+            let group = self.groups.remove(&id).expect("it was just here");
+            for seq in &group.seqs {
+                debug_assert!(!seq.has_table, "an ended request has only finished sequences");
+                self.owners.remove(&seq.id);
+            }
+        }
+    }
+
+    /// True until every request has ended and every Plan was applied.
+    pub fn has_unfinished(&self) -> bool {
+        !self.groups.is_empty() || !self.in_flight.is_empty()
+    }
+
+    pub fn sequence(&self, id: SeqId) -> Option<SequenceView<'_>> {
+        let group = self.groups.get(self.owners.get(&id)?)?;
+        let seq = group.seqs.iter().find(|seq| seq.id == id)?;
+        let token_ids = if seq.token_ids.is_empty() { &group.seqs[0].token_ids } else { &seq.token_ids };
+        Some(SequenceView {
+            request_id: group.request.id,
+            token_ids,
+            num_prompt_tokens: group.num_prompt_tokens(),
+            index: seq.index,
+            params: &group.request.params,
+            eos_token_ids: &group.request.eos_token_ids,
+        })
+    }
+
+    /// What has happened to the prefix cache since the last call.
+    pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
+        self.kv.take_events()
+    }
+
+    /// Forgets every cached prefix (say, because the weights changed).
+    pub fn reset_prefix_cache(&mut self) {
+        self.kv.reset_prefix_cache();
+    }
+
+    /// Panics with what is wrong where the books do not balance. For tests and the simulator.
+    pub fn check_invariants(&self) {
+        self.kv.check_invariants();
+        for (place, queue) in [
+            (Place::Waiting, &self.waiting),
+            (Place::Running, &self.running),
+            (Place::Swapped, &self.swapped),
+        ] {
+            let in_place = self.groups.values().filter(|group| group.place == place).count();
+            assert_eq!(
+                in_place,
+                queue.len(),
+                "requests marked {place:?} and the length of that queue differ"
+            );
+            for (key, id) in queue {
+                let group =
+                    self.groups.get(id).unwrap_or_else(|| panic!("request {id} is queued but not here"));
+                assert_eq!((group.place, group.key), (place, *key), "request {id} stands in the wrong queue");
+            }
+        }
+        let running_slots: usize = self.running.values().map(|id| self.groups[id].num_slots()).sum();
+        assert!(running_slots <= self.config.max_num_seqs, "{running_slots} sequences run");
+        for (id, group) in &self.groups {
+            for seq in &group.seqs {
+                assert_eq!(
+                    seq.has_table,
+                    self.kv.contains(seq.id),
+                    "request {id}: table of sequence {}",
+                    seq.id
+                );
+                assert_eq!(self.owners.get(&seq.id), Some(id), "the owner of sequence {}", seq.id);
+                assert!(seq.num_applied <= seq.num_computed, "sequence {}", seq.id);
+                assert!(
+                    seq.num_in_flight <= self.in_flight.len(),
+                    "sequence {} is in too many plans",
+                    seq.id
+                );
+                if seq.has_table && group.place == Place::Waiting {
+                    assert!(self.kv.block_table(seq.id).is_empty(), "request {id} waits and holds blocks");
+                }
+            }
+            assert!(group.place != Place::Ended || group.is_in_flight(), "request {id} has ended but stays");
+        }
+        let num_seqs: usize = self.groups.values().map(|group| group.seqs.len()).sum();
+        assert_eq!(num_seqs, self.owners.len(), "owners of sequences that are gone");
+    }
+}
