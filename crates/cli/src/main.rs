@@ -13,6 +13,7 @@ mod errors;
 mod fetch;
 #[cfg(feature = "hub")]
 mod hub;
+mod model_path;
 mod progress;
 mod sampling_args;
 mod size;
@@ -44,6 +45,7 @@ fn run(command_line: Command) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout());
     match command_line {
         Command::Pull(args) => commands::pull::run(&args, &mut out)?,
+        Command::Inspect(args) => commands::inspect::run(&args, &mut out)?,
         Command::Completions { shell } => commands::shell::completions(shell, command(), &mut out)?,
         Command::Man { out: directory } => commands::shell::man(directory.as_deref(), command(), &mut out)?,
         _ => {}
