@@ -69,7 +69,7 @@ impl WeightFormat {
 
     /// Bytes of a row of `cols` values; `None` if it is not a whole number of blocks or overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        (cols % self.block_len() == 0)
+        cols.is_multiple_of(self.block_len())
             .then(|| (cols / self.block_len()).checked_mul(self.block_bytes()))
             .flatten()
     }

@@ -14,8 +14,11 @@
 mod format;
 mod kv_spec;
 mod ops;
+pub mod quant;
+pub mod sampling;
 mod step;
 mod tensor;
+pub mod testing;
 
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};

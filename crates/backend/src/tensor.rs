@@ -79,7 +79,7 @@ impl Tensor {
         cols: usize,
         bytes: SharedBytes,
     ) -> Result<Self, TensorError> {
-        if cols % format.block_len() != 0 {
+        if !cols.is_multiple_of(format.block_len()) {
             return Err(TensorError::PartialBlock { format, cols });
         }
         let expected = format
