@@ -237,7 +237,7 @@ fn tokenizer_report(source: &TokenizerSource) -> TokenizerReport {
 fn gguf_tensors(file: &GgufFile) -> Vec<TensorReport> {
     let report = |tensor: &baton_model::GgufTensor| TensorReport {
         name: tensor.name.clone(),
-        dtype: format!("{:?}", tensor.ggml_type),
+        dtype: tensor.ggml_type.name().to_owned(),
         shape: tensor.dims.iter().rev().copied().collect(),
         bytes: tensor.bytes,
     };
@@ -273,7 +273,8 @@ fn metadata_json(value: &GgufValue) -> Value {
         GgufValue::I32(value) => json!(value),
         GgufValue::U64(value) => json!(value),
         GgufValue::I64(value) => json!(value),
-        GgufValue::F32(value) => json!(value),
+        // The shortest digits that mean the same f32, not those of the f64 it is widened to.
+        GgufValue::F32(value) => json!(value.to_string().parse::<f64>().unwrap_or(f64::NAN)),
         GgufValue::F64(value) => json!(value),
         GgufValue::Bool(value) => json!(value),
         GgufValue::String(value) => json!(value),
@@ -309,7 +310,7 @@ fn array_json(array: &GgufArray) -> Value {
 /// One line, whatever a file put into its strings: control characters are escaped.
 fn metadata_text(value: &Value) -> String {
     let text = match value {
-        Value::String(text) => text.escape_debug().to_string(),
+        Value::String(text) => escape_controls(text),
         Value::Object(array) => {
             let first = array["first"].as_array().map(Vec::as_slice).unwrap_or_default();
             let shown = first.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
@@ -325,6 +326,18 @@ fn metadata_text(value: &Value) -> String {
     text.chars().take(SHOWN_CHARS).chain(['…']).collect()
 }
 
+fn escape_controls(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            out.extend(c.escape_debug());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,7 +348,8 @@ mod tests {
         assert_eq!(metadata_text(&long), "i32[100] 0, 1, 2, 3, 4, 5, …");
         let short = metadata_json(&GgufValue::Array(GgufArray::String(vec!["a".to_owned()])));
         assert_eq!(metadata_text(&short), "string[1] \"a\"");
-        assert_eq!(metadata_text(&json!("\u{1b}[31mred\n")), "\\u{1b}[31mred\\n");
+        assert_eq!(metadata_text(&json!("\u{1b}[31mred's\n")), "\\u{1b}[31mred's\\n");
+        assert_eq!(metadata_text(&metadata_json(&GgufValue::F32(1e-5))), "1e-5");
         assert_eq!(metadata_text(&json!("x".repeat(100))).chars().count(), SHOWN_CHARS + 1);
     }
 }
