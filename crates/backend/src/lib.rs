@@ -11,15 +11,18 @@
 //! Not here: any real kernel (`cpu`, `cuda`), any model (`model`), any decision about which requests run (`sched`).
 #![forbid(unsafe_code)]
 
+mod attention_plan;
 mod format;
 mod kv_spec;
 mod ops;
 pub mod quant;
+mod reference;
 pub mod sampling;
 mod step;
 mod tensor;
 pub mod testing;
 
+pub use attention_plan::{PlannerOptions, SequenceQueries, plan_attention};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
 pub use ops::{
@@ -27,6 +30,7 @@ pub use ops::{
     Norm, NormKind, NormOp, Ops, Program, Qkv, RopeId, RopeSpec, RopeStyle, StepLimits, VectorId, WeightId,
     WeightUse,
 };
+pub use reference::ReferenceBackend;
 pub use step::{
     AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, SampleRow, Sampled, StepInput,
     StepOutput, TokenCount,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_backend::{Backend, BackendError, StepLimits, StepOutput};
 use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId};
 use baton_kv::{KvConfig, KvEvent};
-use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles};
+use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles, num_parameters};
 use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler};
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ impl Engine {
         )?;
         backend.create_kv_cache(&kv_spec, memory.num_device_blocks, memory.num_host_blocks)?;
 
-        let macs_per_token = model.num_parameters() as f64;
+        let macs_per_token = num_parameters(&model) as f64;
         let scheduler = Scheduler::new(
             SchedConfig {
                 max_num_seqs: config.max_num_seqs,
@@ -105,8 +105,7 @@ impl Engine {
                 max_num_queued_reqs: Some(config.max_num_queued_reqs),
                 policy: config.policy,
                 preemption_mode: config.preemption_mode,
-                // Out and in again.
-                swap_cost_per_token: 2.0 * memory.kv_bytes_per_token as f64 / device.swap_bytes_per_second,
+                swap_cost_per_token: memory.kv_bytes_per_token as f64 / device.swap_bytes_per_second,
                 recompute_cost_per_token: macs_per_token / device.macs_per_second,
                 max_plans_in_flight: device.max_steps_in_flight,
                 ..SchedConfig::default()

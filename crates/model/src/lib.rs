@@ -11,6 +11,8 @@ mod gguf;
 mod mapped_file;
 mod safetensors;
 mod tensor_names;
+#[cfg(test)]
+mod test_support;
 #[doc(hidden)]
 pub mod untrusted;
 mod weights;

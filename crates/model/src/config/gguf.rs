@@ -253,7 +253,9 @@ impl Reader<'_> {
             ("linear", None) if factor == 1.0 => Ok(RopeScaling::None),
             ("linear", None) => Ok(RopeScaling::Linear { factor }),
             ("linear", Some(mut divisors)) => {
-                divisors.iter_mut().for_each(|divisor| *divisor *= factor);
+                for divisor in &mut divisors {
+                    *divisor *= factor;
+                }
                 Ok(RopeScaling::Factors { divisors })
             }
             ("yarn", None) => self.yarn(factor),

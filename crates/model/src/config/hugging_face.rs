@@ -9,7 +9,7 @@ use baton_core::TokenId;
 use super::generation::GenerationDefaults;
 use super::hugging_face_rope::{ropes, scaled_length};
 use super::limits::{MAX_LAYERS, config_error};
-use super::raw::RawConfig;
+use super::raw::{OneOrMany, RawConfig};
 use super::{Architecture, LayerConfig, ModelConfig, NameScheme, distinct};
 use crate::ModelError;
 
@@ -89,21 +89,7 @@ fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
     let raw = top.text_config.as_deref().unwrap_or(top);
     let defaults = Defaults::of(architecture);
     let hidden_size = required("hidden_size", raw.hidden_size)?;
-    let num_heads = required("num_attention_heads", raw.num_attention_heads.or(defaults.num_heads))?;
-    // Absent or null both mean as many as there are heads, unless the class has a number of its own.
-    let num_kv_heads = raw.num_key_value_heads.unwrap_or(defaults.num_kv_heads);
-    let num_kv_heads = optional("num_key_value_heads", num_kv_heads)?.unwrap_or(num_heads);
-    let head_dim = match optional("head_dim", raw.head_dim.or(defaults.head_dim))? {
-        Some(head_dim) => head_dim,
-        None => hidden_size
-            .checked_div(num_heads)
-            .filter(|head_dim| head_dim * num_heads == hidden_size)
-            .ok_or_else(|| {
-                config_error(format!(
-                    "hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({num_heads})"
-                ))
-            })?,
-    };
+    let (num_heads, num_kv_heads, head_dim) = heads(raw, &defaults, hidden_size)?;
     let num_layers = required("num_hidden_layers", raw.num_hidden_layers)?;
     if num_layers > MAX_LAYERS {
         return Err(config_error(format!(
@@ -118,7 +104,7 @@ fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
     let attention_bias = raw.attention_bias.unwrap_or(false);
     let eos_token_ids = [&raw.eos_token_id, &top.eos_token_id].into_iter().flatten();
     let eos_token_ids =
-        distinct(eos_token_ids.flat_map(|ids| ids.as_slice()).filter_map(|&id| token_id(Some(id))));
+        distinct(eos_token_ids.flat_map(OneOrMany::as_slice).filter_map(|&id| token_id(Some(id))));
     Ok(ModelConfig {
         architecture,
         names: NameScheme::HuggingFace,
@@ -165,25 +151,47 @@ fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
     })
 }
 
+/// Query heads, key/value heads, and the size of a head.
+fn heads(
+    raw: &RawConfig,
+    defaults: &Defaults,
+    hidden_size: usize,
+) -> Result<(usize, usize, usize), ModelError> {
+    let num_heads = required("num_attention_heads", raw.num_attention_heads.or(defaults.num_heads))?;
+    // Absent or null both mean as many as there are heads, unless the class has a number of its own.
+    let num_kv_heads = raw.num_key_value_heads.unwrap_or(defaults.num_kv_heads);
+    let num_kv_heads = optional("num_key_value_heads", num_kv_heads)?.unwrap_or(num_heads);
+    let head_dim = match optional("head_dim", raw.head_dim.or(defaults.head_dim))? {
+        Some(head_dim) => head_dim,
+        None => hidden_size
+            .checked_div(num_heads)
+            .filter(|head_dim| head_dim * num_heads == hidden_size)
+            .ok_or_else(|| {
+                config_error(format!(
+                    "hidden_size ({hidden_size}) is not a multiple of num_attention_heads ({num_heads})"
+                ))
+            })?,
+    };
+    Ok((num_heads, num_kv_heads, head_dim))
+}
+
 fn architecture(top: &RawConfig) -> Result<Architecture, ModelError> {
-    let classes = top.architectures.iter().flatten().map(String::as_str);
-    for name in classes.clone().chain(top.model_type.as_deref()) {
-        let architecture = match name {
-            "LlamaForCausalLM" | "llama" => Architecture::Llama,
-            "MistralForCausalLM" | "mistral" => Architecture::Mistral,
-            "Qwen2ForCausalLM" | "qwen2" => Architecture::Qwen2,
-            "Qwen3ForCausalLM" | "qwen3" => Architecture::Qwen3,
-            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3" | "gemma3_text" => {
-                Architecture::Gemma3
-            }
-            // A class that we do not know is not saved by a model_type that we do.
-            other => return Err(ModelError::UnknownArchitecture { name: other.to_owned() }),
-        };
-        return Ok(architecture);
+    // A class that we do not know is not saved by a model_type that we do.
+    let class = top.architectures.iter().flatten().next().or(top.model_type.as_ref());
+    match class.map(String::as_str) {
+        Some("LlamaForCausalLM" | "llama") => Ok(Architecture::Llama),
+        Some("MistralForCausalLM" | "mistral") => Ok(Architecture::Mistral),
+        Some("Qwen2ForCausalLM" | "qwen2") => Ok(Architecture::Qwen2),
+        Some("Qwen3ForCausalLM" | "qwen3") => Ok(Architecture::Qwen3),
+        Some("Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3" | "gemma3_text") => {
+            Ok(Architecture::Gemma3)
+        }
+        Some(other) => Err(ModelError::UnknownArchitecture { name: other.to_owned() }),
+        None => Err(config_error(
+            "config.json has neither \"architectures\" nor \"model_type\"; is it the configuration of a language \
+             model?",
+        )),
     }
-    Err(config_error(
-        "config.json has neither \"architectures\" nor \"model_type\"; is it the configuration of a language model?",
-    ))
 }
 
 fn refuse_unsupported(top: &RawConfig) -> Result<(), ModelError> {

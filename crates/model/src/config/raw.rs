@@ -1,5 +1,8 @@
 //! The keys of `config.json` that are read, as they are written there. Everything else is skipped without being kept.
 
+// Two levels of `Option` tell a key that is null from one that is absent.
+#![allow(clippy::option_option)]
+
 use serde::{Deserialize, Deserializer};
 
 #[derive(Debug, Default, Deserialize)]

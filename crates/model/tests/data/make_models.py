@@ -248,6 +248,7 @@ def write_gguf(net, spec, path):
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{token}" for token in range(VOCAB)])
     writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+    writer.add_token_merges(["t 0"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     if parameters["rope_type"] == "llama3":

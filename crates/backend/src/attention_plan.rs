@@ -1,0 +1,287 @@
+//! Turns the sequences of a step into the attention work items of one attention kind (full, or one sliding window).
+//!
+//! The engine calls this once a step for each kind; the result goes into [`crate::StepInput::attention`]. Nothing here
+//! looks at the pages themselves.
+//!
+//! Splits of long contexts lie at absolute multiples of `max_kv_per_item`, and queries are grouped so that all of an
+//! item's queries see the same splits. How a query's keys are split therefore depends on its position alone, never on
+//! the other sequences of the batch or on how a prompt was cut into chunks: its rounding is the same in every batch.
+
+use crate::{AttentionItem, AttentionMerge, AttentionPlan, NO_PARTIAL};
+
+/// The rows of one sequence in a step: consecutive positions in consecutive rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceQueries {
+    /// Its first row.
+    pub query_start: u32,
+    pub num_queries: u32,
+    /// Position of the first row.
+    pub first_position: u32,
+    /// Index into `StepInput::pages` of the page that holds key position 0.
+    pub pages_start: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannerOptions {
+    pub block_size: usize,
+    /// Keys further back than this are not seen.
+    pub window: Option<u32>,
+    /// Contexts longer than this are split over several items; a multiple of the block size. 0 never splits.
+    pub max_kv_per_item: u32,
+    /// Longer runs of queries become several items. 0 sets no limit.
+    pub max_queries_per_item: u32,
+}
+
+/// Plans one item for each run of queries and each split of the keys they see. `out` is cleared first.
+pub fn plan_attention(seqs: &[SequenceQueries], options: &PlannerOptions, out: &mut AttentionPlan) {
+    check(options);
+    out.clear();
+    for seq in seqs {
+        let mut first = 0;
+        while first < seq.num_queries {
+            let position = seq.first_position + first;
+            let num_queries = run_length(position, seq.num_queries - first, options);
+            let run = SequenceQueries {
+                query_start: seq.query_start + first,
+                num_queries,
+                first_position: position,
+                pages_start: seq.pages_start,
+            };
+            plan_run(&run, options, out);
+            first += num_queries;
+        }
+    }
+}
+
+fn check(options: &PlannerOptions) {
+    let block_size = options.block_size;
+    assert!(block_size > 0, "the block size must not be 0");
+    assert!(
+        (options.max_kv_per_item as usize).is_multiple_of(block_size),
+        "max_kv_per_item ({}) must be a multiple of the block size ({block_size})",
+        options.max_kv_per_item
+    );
+    assert!(options.window != Some(0), "a window of 0 would hide every key");
+}
+
+/// How many of `remaining` queries from `position` on see the same splits, at most one item's worth.
+fn run_length(position: u32, remaining: u32, options: &PlannerOptions) -> u32 {
+    let mut length = remaining;
+    if options.max_queries_per_item > 0 {
+        length = length.min(options.max_queries_per_item);
+    }
+    let split = options.max_kv_per_item;
+    if split == 0 {
+        return length;
+    }
+    // A later query sees one split more when its own position enters it.
+    length = length.min(split - position % split);
+    // And one less when the first key of its window leaves it.
+    if let Some(window) = options.window {
+        let leaves = (first_key(position, options.window) / split + 1) * split + window - 1;
+        length = length.min(leaves - position);
+    }
+    length
+}
+
+/// The first key that the query at `position` sees.
+fn first_key(position: u32, window: Option<u32>) -> u32 {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// Plans queries that all see the same splits.
+fn plan_run(run: &SequenceQueries, options: &PlannerOptions, out: &mut AttentionPlan) {
+    let block_size = options.block_size as u32;
+    let end = run.first_position + run.num_queries;
+    let start = first_key(run.first_position, options.window) / block_size * block_size;
+    let split = if options.max_kv_per_item == 0 { u32::MAX } else { options.max_kv_per_item };
+    let num_splits = (end - 1) / split - start / split + 1;
+
+    let first_partial = out.num_partials;
+    let mut kv_start = start;
+    for number in 0..num_splits {
+        let kv_end = end.min((start / split + number + 1).saturating_mul(split));
+        let partial = if num_splits == 1 { NO_PARTIAL } else { first_partial + number * run.num_queries };
+        out.items.push(AttentionItem {
+            query_start: run.query_start,
+            num_queries: run.num_queries,
+            pages_start: run.pages_start + kv_start / block_size,
+            kv_start,
+            kv_len: kv_end - kv_start,
+            partial,
+        });
+        kv_start = kv_end;
+    }
+    if num_splits == 1 {
+        return;
+    }
+    out.num_partials += num_splits * run.num_queries;
+    for query in 0..run.num_queries {
+        let first = out.merge_slots.len() as u32;
+        out.merge_slots
+            .extend((0..num_splits).map(|number| first_partial + number * run.num_queries + query));
+        out.merges.push(AttentionMerge { query: run.query_start + query, first, count: num_splits });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The sequences stand one after another, in rows as in pages.
+    fn sequences(shapes: &[(u32, u32)], block_size: u32) -> Vec<SequenceQueries> {
+        let (mut query_start, mut pages_start) = (0, 0);
+        let place = |(first_position, num_queries): &(u32, u32)| {
+            let seq = SequenceQueries {
+                query_start,
+                num_queries: *num_queries,
+                first_position: *first_position,
+                pages_start,
+            };
+            query_start += num_queries;
+            pages_start += (first_position + num_queries).div_ceil(block_size);
+            seq
+        };
+        shapes.iter().map(place).collect()
+    }
+
+    /// How each query's keys are spread over items: for each row, the key ranges it reads, clipped to what it sees.
+    fn readings(
+        seqs: &[SequenceQueries],
+        plan: &AttentionPlan,
+        window: Option<u32>,
+    ) -> BTreeMap<u32, Vec<(u32, u32)>> {
+        let mut readings: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+        for item in &plan.items {
+            for query in item.query_start..item.query_start + item.num_queries {
+                let seq =
+                    seqs.iter().find(|s| (s.query_start..s.query_start + s.num_queries).contains(&query));
+                let seq = seq.expect("an item's queries are rows of the step");
+                let position = seq.first_position + query - seq.query_start;
+                let low = item.kv_start.max(first_key(position, window));
+                let high = (item.kv_start + item.kv_len).min(position + 1);
+                assert!(low < high, "an item shows query {query} nothing: {item:?}");
+                readings.entry(query).or_default().push((low, high));
+            }
+        }
+        readings
+    }
+
+    fn check_plan(seqs: &[SequenceQueries], options: &PlannerOptions, plan: &AttentionPlan) {
+        let block_size = options.block_size as u32;
+        let readings = readings(seqs, plan, options.window);
+        for seq in seqs {
+            for i in 0..seq.num_queries {
+                let position = seq.first_position + i;
+                let mut next = first_key(position, options.window);
+                for (low, high) in &readings[&(seq.query_start + i)] {
+                    assert_eq!(*low, next, "a key is missing or read twice");
+                    next = *high;
+                }
+                assert_eq!(next, position + 1);
+            }
+        }
+        let mut written = BTreeMap::new();
+        let mut direct = BTreeSet::new();
+        for item in &plan.items {
+            let seq =
+                seqs.iter().rev().find(|s| s.query_start <= item.query_start && s.num_queries > 0).unwrap();
+            assert_eq!(item.kv_start % block_size, 0);
+            assert_eq!(item.pages_start, seq.pages_start + item.kv_start / block_size);
+            assert!(options.max_kv_per_item == 0 || item.kv_len <= options.max_kv_per_item);
+            assert!(options.max_queries_per_item == 0 || item.num_queries <= options.max_queries_per_item);
+            for i in 0..item.num_queries {
+                if item.partial == NO_PARTIAL {
+                    assert!(direct.insert(item.query_start + i), "two items write a query directly");
+                } else {
+                    assert!(written.insert(item.partial + i, item.query_start + i).is_none());
+                }
+            }
+        }
+        assert_eq!(written.len(), plan.num_partials as usize);
+        for merge in &plan.merges {
+            assert!(merge.count > 1 && direct.insert(merge.query), "a query is written twice");
+            for slot in &plan.merge_slots[merge.first as usize..(merge.first + merge.count) as usize] {
+                assert_eq!(
+                    written.remove(slot),
+                    Some(merge.query),
+                    "a partial is merged once, by its own query"
+                );
+            }
+        }
+        assert!(written.is_empty(), "a partial is never merged");
+        assert_eq!(direct.len(), seqs.iter().map(|seq| seq.num_queries as usize).sum::<usize>());
+    }
+
+    proptest! {
+        #[test]
+        fn every_visible_key_is_read_exactly_once(
+            shapes in prop::collection::vec((0_u32..200, 0_u32..60), 0..6),
+            block_size in prop_oneof![Just(1_u32), Just(4), Just(16)],
+            split_blocks in 0_u32..6,
+            window in prop_oneof![Just(None), (1_u32..90).prop_map(Some)],
+            max_queries_per_item in 0_u32..20,
+        ) {
+            let seqs = sequences(&shapes, block_size);
+            let max_kv_per_item = split_blocks * block_size;
+            let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item, max_queries_per_item };
+            let mut plan = AttentionPlan { num_partials: 9, ..AttentionPlan::default() };
+            plan_attention(&seqs, &options, &mut plan);
+            check_plan(&seqs, &options, &plan);
+        }
+
+        /// A query's splits are the same whether its prompt came in one chunk or in two, alone or after another sequence.
+        #[test]
+        fn splits_depend_on_the_position_alone(
+            first_position in 0_u32..100,
+            num_queries in 2_u32..80,
+            cut in 1_u32..79,
+            window in prop_oneof![Just(None), (1_u32..90).prop_map(Some)],
+        ) {
+            let cut = cut.min(num_queries - 1);
+            let options = PlannerOptions { block_size: 4, window, max_kv_per_item: 16, max_queries_per_item: 0 };
+            let whole = sequences(&[(first_position, num_queries)], 4);
+            let parts = sequences(&[(7, 5), (first_position, cut), (first_position + cut, num_queries - cut)], 4);
+            let (mut whole_plan, mut parts_plan) = (AttentionPlan::default(), AttentionPlan::default());
+            plan_attention(&whole, &options, &mut whole_plan);
+            plan_attention(&parts, &options, &mut parts_plan);
+            let whole_readings = readings(&whole, &whole_plan, window);
+            let parts_readings = readings(&parts, &parts_plan, window);
+            for query in 0..num_queries {
+                prop_assert_eq!(&whole_readings[&query], &parts_readings[&(query + 5)]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_decode_is_split_and_merged() {
+        let seqs = [SequenceQueries { query_start: 3, num_queries: 1, first_position: 40, pages_start: 10 }];
+        let options =
+            PlannerOptions { block_size: 8, window: None, max_kv_per_item: 16, max_queries_per_item: 0 };
+        let mut plan = AttentionPlan::default();
+        plan_attention(&seqs, &options, &mut plan);
+        let item = |pages_start, kv_start, kv_len, partial| AttentionItem {
+            query_start: 3,
+            num_queries: 1,
+            pages_start,
+            kv_start,
+            kv_len,
+            partial,
+        };
+        assert_eq!(plan.items, [item(10, 0, 16, 0), item(12, 16, 16, 1), item(14, 32, 9, 2)]);
+        assert_eq!(plan.merges, [AttentionMerge { query: 3, first: 0, count: 3 }]);
+        assert_eq!((plan.merge_slots, plan.num_partials), (vec![0, 1, 2], 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "max_kv_per_item (20) must be a multiple of the block size (16)")]
+    fn splits_lie_between_blocks() {
+        let options =
+            PlannerOptions { block_size: 16, window: None, max_kv_per_item: 20, max_queries_per_item: 0 };
+        plan_attention(&[], &options, &mut AttentionPlan::default());
+    }
+}

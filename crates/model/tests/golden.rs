@@ -1,0 +1,317 @@
+//! Every golden model (`tests/data`, made with PyTorch) in every way a serving engine may cut its work: whole prompts,
+//! chunks, single tokens, mixed batches, shared prefixes, swapped blocks. The logits must not care.
+
+mod harness;
+
+use std::path::{Path, PathBuf};
+
+use baton_backend::{Backend, KvDtype, ReferenceBackend};
+use harness::{Harness, Options, Run, argmax, relay_plan};
+use serde_json::Value;
+
+/// Of the largest logit. PyTorch adds in another order; a wrong formula is orders of magnitude above this.
+const TOLERANCE: f32 = 1e-3;
+const BLOCK_SIZE: usize = 8;
+
+struct Prompt {
+    tokens: Vec<u32>,
+    greedy: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+struct Golden {
+    prompts: Vec<Prompt>,
+    max_model_len: usize,
+}
+
+impl Golden {
+    fn read(folder: &Path) -> Self {
+        let text = std::fs::read_to_string(folder.join("golden.json")).expect("golden.json");
+        let json: Value = serde_json::from_str(&text).expect("golden.json is JSON");
+        let bytes = std::fs::read(folder.join("logits.f32")).expect("logits.f32");
+        let floats: Vec<f32> = bytes
+            .chunks_exact(4)
+            .map(|four| f32::from_le_bytes(four.try_into().expect("four bytes")))
+            .collect();
+        let tokens = |value: &Value| -> Vec<u32> {
+            let ids = value.as_array().expect("token ids").iter();
+            ids.map(|id| id.as_u64().expect("a token id") as u32).collect()
+        };
+        let prompts = json["prompts"].as_array().expect("prompts");
+        let num_rows: usize = prompts.iter().map(|prompt| tokens(&prompt["token_ids"]).len()).sum();
+        let mut rows = floats.chunks(floats.len() / num_rows).map(<[f32]>::to_vec);
+        let prompts = prompts
+            .iter()
+            .map(|prompt| {
+                let ids = tokens(&prompt["token_ids"]);
+                let logits = rows.by_ref().take(ids.len()).collect();
+                Prompt { tokens: ids, greedy: tokens(&prompt["greedy"]), logits }
+            })
+            .collect();
+        let max_model_len = json["max_model_len"].as_u64().expect("max_model_len") as usize;
+        Self { prompts, max_model_len }
+    }
+
+    /// The long one, which is longer than windows and original contexts.
+    fn longest(&self) -> &Prompt {
+        self.prompts.iter().max_by_key(|prompt| prompt.tokens.len()).expect("a prompt")
+    }
+}
+
+/// One model on one backend, with the largest error so far.
+struct Case {
+    harness: Harness,
+    name: String,
+    worst: f32,
+}
+
+impl Case {
+    fn check(&mut self, what: &str, prompt: &Prompt, start: usize, rows: &[Vec<f32>]) {
+        for (position, row) in (start..).zip(rows) {
+            let expected = &prompt.logits[position];
+            let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+            let error = row.iter().zip(expected).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+            // Not `max`, which would drop a NaN.
+            let relative = error / largest;
+            assert!(
+                relative <= TOLERANCE,
+                "{}: {what}: position {position}: off by {relative} of the largest logit",
+                self.name
+            );
+            self.worst = self.worst.max(relative);
+        }
+    }
+
+    fn whole_prompts(&mut self, golden: &Golden) {
+        for prompt in &golden.prompts {
+            let pages = self.harness.take_pages(prompt.tokens.len());
+            let rows = self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &pages }]);
+            self.check("whole prompt", prompt, 0, &rows);
+            self.harness.give_pages(&pages);
+        }
+    }
+
+    fn two_chunks_at_every_split(&mut self, golden: &Golden) {
+        let prompt = golden.longest();
+        for split in 1..prompt.tokens.len() {
+            let pages = self.harness.take_pages(prompt.tokens.len());
+            let (first, second) = prompt.tokens.split_at(split);
+            let rows = self.harness.step(&[Run { tokens: first, start: 0, pages: &pages }]);
+            self.check("first chunk", prompt, 0, &rows);
+            let rows = self.harness.step(&[Run { tokens: second, start: split, pages: &pages }]);
+            self.check(&format!("second chunk from {split}"), prompt, split, &rows);
+            self.harness.give_pages(&pages);
+        }
+    }
+
+    fn token_by_token(&mut self, golden: &Golden) {
+        let prompt = golden.longest();
+        let pages = self.harness.take_pages(prompt.tokens.len());
+        for (start, token) in prompt.tokens.iter().enumerate() {
+            let rows = self.harness.step(&[Run { tokens: &[*token], start, pages: &pages }]);
+            self.check("token by token", prompt, start, &rows);
+        }
+        self.harness.give_pages(&pages);
+    }
+
+    fn greedy(&mut self, golden: &Golden) {
+        for prompt in &golden.prompts {
+            let pages = self.harness.take_pages(golden.max_model_len);
+            let rows = self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &pages }]);
+            let mut tokens = vec![argmax(rows.last().expect("a row"))];
+            while tokens.len() < prompt.greedy.len() {
+                let start = prompt.tokens.len() + tokens.len() - 1;
+                let last = &tokens[tokens.len() - 1..];
+                let rows = self.harness.step(&[Run { tokens: last, start, pages: &pages }]);
+                tokens.push(argmax(&rows[0]));
+            }
+            assert_eq!(tokens, prompt.greedy, "{}: greedy continuation", self.name);
+            self.harness.give_pages(&pages);
+        }
+    }
+
+    /// All prompts at once, the longest twice, each advancing at its own pace: some decode while others are prefilled.
+    fn mixed_batches(&mut self, golden: &Golden) {
+        let mut prompts: Vec<&Prompt> = golden.prompts.iter().collect();
+        prompts.insert(1, golden.longest());
+        let paces = [[1, 1, 1], [17, 1, 3], [2, 1, 7], [1, 1, 30]];
+        let pages: Vec<_> =
+            prompts.iter().map(|prompt| self.harness.take_pages(prompt.tokens.len())).collect();
+        let mut done = vec![0; prompts.len()];
+        for step in 0.. {
+            let mut runs = Vec::new();
+            let mut who = Vec::new();
+            for (i, prompt) in prompts.iter().enumerate() {
+                let end = prompt.tokens.len().min(done[i] + paces[i][step % 3]);
+                if done[i] < end {
+                    let tokens = &prompt.tokens[done[i]..end];
+                    runs.push(Run { tokens, start: done[i], pages: &pages[i] });
+                    who.push(i);
+                }
+            }
+            if runs.is_empty() {
+                break;
+            }
+            let rows = self.harness.step(&runs);
+            let mut first = 0;
+            for (run, i) in runs.iter().zip(who) {
+                let rows = &rows[first..first + run.tokens.len()];
+                self.check("mixed batch", prompts[i], run.start, rows);
+                first += run.tokens.len();
+                done[i] += run.tokens.len();
+            }
+        }
+        pages.iter().for_each(|pages| self.harness.give_pages(pages));
+    }
+
+    /// A second sequence starts from blocks that the first one filled, and copies the block that it shares in part.
+    fn shared_prefix(&mut self, golden: &Golden) {
+        let prompt = golden.longest();
+        let length = prompt.tokens.len();
+        let first = self.harness.take_pages(length);
+        self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &first }]);
+        for shared in [BLOCK_SIZE, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE + 3] {
+            let whole = shared / BLOCK_SIZE;
+            let own = self.harness.take_pages(length - whole * BLOCK_SIZE);
+            if !shared.is_multiple_of(BLOCK_SIZE) {
+                self.harness.copy(&[(first[whole], own[0])]);
+            }
+            let pages = [&first[..whole], &own].concat();
+            let tokens = &prompt.tokens[shared..];
+            let rows = self.harness.step(&[Run { tokens, start: shared, pages: &pages }]);
+            self.check(&format!("prefix of {shared}"), prompt, shared, &rows);
+            self.harness.give_pages(&own);
+        }
+        self.harness.give_pages(&first);
+    }
+
+    /// Sequences that share a prefix decode together, its keys read once for all of them.
+    fn relay(&mut self, golden: &Golden) {
+        let prompt = golden.longest();
+        let shared_len = 3 * BLOCK_SIZE;
+        let first = self.harness.take_pages(prompt.tokens.len());
+        self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &first }]);
+        // Decodes at different positions; each computes its last token again.
+        let positions = [shared_len, shared_len + 5, 49, 69];
+        let runs: Vec<_> = positions
+            .iter()
+            .map(|&start| Run { tokens: &prompt.tokens[start..=start], start, pages: &first })
+            .collect();
+        let as_u32 = positions.map(|position| position as u32);
+        let rows = self.harness.step_with(&runs, |window, plan| {
+            if window.is_none() {
+                relay_plan(plan, &as_u32, shared_len as u32, BLOCK_SIZE as u32);
+            }
+        });
+        for (&position, row) in positions.iter().zip(&rows) {
+            self.check("relay", prompt, position, std::slice::from_ref(row));
+        }
+        self.harness.give_pages(&first);
+    }
+
+    /// Half a prompt leaves for the host, another sequence takes its blocks, and it comes back to other ones.
+    fn swapped(&mut self, golden: &Golden) {
+        let prompt = golden.longest();
+        let half = 37;
+        let (first, second) = prompt.tokens.split_at(half);
+        let old = self.harness.take_pages(half);
+        self.harness.step(&[Run { tokens: first, start: 0, pages: &old }]);
+
+        let host: Vec<u32> = (0..old.len() as u32).map(|page| 3 * page + 1).collect();
+        let out: Vec<_> = old.iter().copied().zip(host.iter().copied()).collect();
+        self.harness.swap_out(&out);
+        let other: Vec<u32> = first.iter().rev().copied().collect();
+        self.harness.step(&[Run { tokens: &other, start: 0, pages: &old }]);
+
+        let new = self.harness.take_pages(prompt.tokens.len());
+        let back: Vec<_> = host.into_iter().zip(new.iter().copied()).collect();
+        self.harness.swap_in(&back);
+        let rows = self.harness.step(&[Run { tokens: second, start: half, pages: &new }]);
+        self.check("swapped", prompt, half, &rows);
+        self.harness.give_pages(&old);
+        self.harness.give_pages(&new);
+    }
+}
+
+/// The backends to test, by name.
+fn backends() -> Vec<(String, Box<dyn Backend>)> {
+    vec![("reference".to_owned(), Box::new(ReferenceBackend::new()))]
+}
+
+/// `model` is a folder, or a file in it, under `tests/data`.
+fn check_model(model: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+    let folder: PathBuf =
+        if path.is_dir() { path.clone() } else { path.parent().expect("a folder").to_owned() };
+    let golden = Golden::read(&folder);
+    // Once with everything in one item, once with long contexts and long runs split over many.
+    for (max_kv_per_item, max_queries_per_item) in [(0, 0), (2 * BLOCK_SIZE as u32, 5)] {
+        for (name, backend) in backends() {
+            let options = Options {
+                max_model_len: golden.max_model_len,
+                max_tokens: 128,
+                block_size: BLOCK_SIZE,
+                kv_dtype: KvDtype::F32,
+                max_kv_per_item,
+                max_queries_per_item,
+            };
+            let harness = Harness::new(backend, &path, options);
+            let name = format!("{model} on {name}, items of {max_kv_per_item} keys");
+            let mut case = Case { harness, name, worst: 0.0 };
+            case.whole_prompts(&golden);
+            case.token_by_token(&golden);
+            case.greedy(&golden);
+            case.mixed_batches(&golden);
+            case.shared_prefix(&golden);
+            case.swapped(&golden);
+            if max_kv_per_item == 0 {
+                case.relay(&golden);
+                case.two_chunks_at_every_split(&golden);
+            }
+            println!("{}: largest error {:.1e} of the largest logit", case.name, case.worst);
+        }
+    }
+}
+
+macro_rules! golden_models {
+    ($($test:ident: $model:literal,)*) => {
+        $(#[test] fn $test() { check_model($model); })*
+
+        #[test]
+        fn every_golden_model_is_tested() {
+            let tested = [$($model),*];
+            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+            for entry in std::fs::read_dir(data).expect("tests/data") {
+                let folder = entry.expect("an entry").path();
+                let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
+                if folder.join("golden.json").exists() {
+                    assert!(tested.contains(&name.as_str()), "{name} is not tested");
+                }
+                if folder.join("model.gguf").exists() {
+                    assert!(tested.contains(&format!("{name}/model.gguf").as_str()), "{name} is not tested");
+                }
+            }
+        }
+    };
+}
+
+golden_models! {
+    llama: "llama",
+    llama_gguf: "llama/model.gguf",
+    llama_bias: "llama-bias",
+    llama_linear: "llama-linear",
+    llama_dynamic: "llama-dynamic",
+    llama3: "llama3",
+    llama3_gguf: "llama3/model.gguf",
+    llama_yarn: "llama-yarn",
+    llama_yarn_mscale: "llama-yarn-mscale",
+    mistral: "mistral",
+    qwen2: "qwen2",
+    qwen2_gguf: "qwen2/model.gguf",
+    qwen2_window: "qwen2-window",
+    qwen3: "qwen3",
+    qwen3_gguf: "qwen3/model.gguf",
+    gemma3: "gemma3",
+    gemma3_gguf: "gemma3/model.gguf",
+    gemma3_softcap: "gemma3-softcap",
+}
