@@ -4,11 +4,14 @@
 //! whose continuations have all met one is aborted, because the engine does not know.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use baton_core::{FinishReason, PositionLogprobs, Request, RequestId, RequestOutput, SequenceOutput, TokenId};
+use baton_core::{
+    FinishReason, PositionLogprobs, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId,
+};
 use baton_engine::Engine;
 use baton_text::OutputStream;
 
@@ -31,7 +34,8 @@ pub struct Continuation {
     pub cumulative_logprob: f32,
     pub finish_reason: Option<FinishReason>,
     pub stop_reason: Option<StopReason>,
-    stream: OutputStream,
+    /// Absent where the model has no tokenizer.
+    stream: Option<OutputStream>,
 }
 
 /// All that came of a request.
@@ -42,7 +46,8 @@ pub struct Answer {
     pub prompt_logprobs: Vec<PositionLogprobs>,
     pub num_cached_tokens: u32,
     pub timing: Timing,
-    pub(crate) request_id: RequestId,
+    pub request_id: RequestId,
+    params: Arc<SamplingParams>,
 }
 
 /// From the moment the request was handed over.
@@ -76,17 +81,19 @@ pub fn run(
     let mut answers = Vec::with_capacity(requests.len());
     let mut index_of = HashMap::with_capacity(requests.len());
     for request in requests {
-        let continuations =
-            (0..request.params.n).map(|_| Continuation::new(text.output_stream(&request, skip_special_tokens)));
+        let continuations = (0..request.params.n).map(|_| Continuation::new(text, &request, skip_special_tokens));
+        let continuations = continuations.collect::<Result<_>>()?;
         index_of.insert(request.id, answers.len());
         answers.push(Answer {
             prompt_token_ids: request.prompt_token_ids.clone(),
-            continuations: continuations.collect(),
+            continuations,
             prompt_logprobs: Vec::new(),
             num_cached_tokens: 0,
             timing: Timing::default(),
             request_id: request.id,
+            params: Arc::clone(&request.params),
         });
+        let request = text.with_end_tokens(request);
         if let Err(error) = engine.add_request(request) {
             abort_all(engine, &answers);
             return Err(error.into());
@@ -153,7 +160,7 @@ fn take(
             answer.timing.first_token.get_or_insert(elapsed);
             answer.timing.last_token = elapsed;
         }
-        let piece = continuation.take(sequence);
+        let piece = continuation.take(sequence, &answer.params.stop_token_ids)?;
         if !piece.is_empty() {
             on_text(index, &piece)?;
         }
@@ -162,15 +169,51 @@ fn take(
 }
 
 impl Continuation {
-    fn new(stream: OutputStream) -> Self {
-        Self {
+    fn new(text: &TextModel, request: &Request, skip_special_tokens: bool) -> Result<Self> {
+        Ok(Self {
             token_ids: Vec::new(),
             text: String::new(),
             logprobs: Vec::new(),
             cumulative_logprob: 0.0,
             finish_reason: None,
             stop_reason: None,
-            stream,
+            stream: text.output_stream(request, skip_special_tokens)?,
+        })
+    }
+
+    /// Adds new tokens and gives the new text.
+    fn take(&mut self, sequence: SequenceOutput, stop_token_ids: &[TokenId]) -> Result<String> {
+        // The token that ended the sequence belongs to the output, but not to the text.
+        let shown = sequence.token_ids.len() - usize::from(sequence.stop_token_id.is_some());
+        let mut piece = String::new();
+        let mut stopped = None;
+        if let Some(stream) = &mut self.stream {
+            let delta = stream.push(&sequence.token_ids[..shown])?;
+            piece = delta.text;
+            stopped = delta.stopped;
+            if stopped.is_none() && sequence.finish_reason.is_some() {
+                let last = stream.finish()?;
+                piece.push_str(&last.text);
+                stopped = last.stopped;
+            }
         }
+        self.token_ids.extend(sequence.token_ids);
+        self.logprobs.extend(sequence.logprobs);
+        self.cumulative_logprob = sequence.cumulative_logprob;
+        self.finish_reason = sequence.finish_reason;
+        // The model's own end is no reason that anyone asked for.
+        let asked = sequence.stop_token_id.filter(|token| stop_token_ids.contains(token));
+        self.stop_reason = asked.map(StopReason::Token);
+        if let Some(stop) = stopped {
+            if stop.num_tokens < self.logprobs.len() {
+                self.logprobs.truncate(stop.num_tokens);
+                self.cumulative_logprob = self.logprobs.iter().map(|position| position.chosen.logprob).sum();
+            }
+            self.token_ids.truncate(stop.num_tokens);
+            self.finish_reason = Some(FinishReason::Stop);
+            self.stop_reason = Some(StopReason::Text(stop.stop));
+        }
+        self.text.push_str(&piece);
+        Ok(piece)
     }
 }

@@ -8,14 +8,18 @@ mod args;
 mod cache;
 mod catalogue;
 mod commands;
+mod devices;
 mod engine_args;
 mod errors;
 mod fetch;
+mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod model_path;
 mod progress;
+mod report;
 mod sampling_args;
+mod session;
 mod size;
 mod table;
 
@@ -48,7 +52,9 @@ fn run(command_line: Command) -> Result<()> {
         Command::Inspect(args) => commands::inspect::run(&args, &mut out)?,
         Command::Completions { shell } => commands::shell::completions(shell, command(), &mut out)?,
         Command::Man { out: directory } => commands::shell::man(directory.as_deref(), command(), &mut out)?,
-        _ => {}
+        Command::Plan(args) => commands::plan::run(&args, &mut out)?,
+        Command::Complete(args) => commands::complete::run(&args, &mut out)?,
+        Command::Chat(args) => commands::chat::run(&args, &mut out)?,
     }
     out.flush()?;
     Ok(())
@@ -58,7 +64,7 @@ fn run(command_line: Command) -> Result<()> {
 fn command() -> clap::Command {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-        format!("{} ({profile})", env!("CARGO_PKG_VERSION"))
+        format!("{} ({profile}, {} kernels)", env!("CARGO_PKG_VERSION"), baton_cpu::Isa::best())
     });
     Cli::command().version(VERSION.as_str())
 }

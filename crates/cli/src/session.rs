@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use baton_backend::Backend;
 use baton_core::{Request, SamplingParams, TokenId};
-use baton_cpu::CpuBackend;
+use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::Engine;
 use baton_model::{GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource};
-use baton_text::{ChatTemplate, GgufVocab, OutputStream, Tokenizer};
+use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, Tokenizer};
 
 use crate::engine_args::{EngineArgs, parse_dtype};
 use crate::errors::hinted;
@@ -57,7 +57,8 @@ impl Session {
 
 /// The device that `--device` means. `auto` is the CPU as long as there is no other backend in this build.
 fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
-    Ok(Box::new(CpuBackend::new(args.threads)?))
+    let options = CpuOptions { threads: args.threads, ..CpuOptions::default() };
+    Ok(Box::new(CpuBackend::new(options)?))
 }
 
 /// A model's configuration without its engine, for the calculator.
@@ -122,6 +123,52 @@ impl TextModel {
             tokenizer: tokenizer.map(Arc::new),
             template,
             eos_token_ids: eos_token_ids.into(),
+        })
+    }
+
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// A prompt as it stands, with what the model wants at its beginning.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>> {
+        Ok(self.tokenizer()?.encode(prompt, true)?)
+    }
+
+    /// A conversation by the chat template, up to where the model answers.
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            hinted(format!("{} has no chat template", self.name), "leave out --chat, or use a chat model")
+        })?;
+        let tokenizer = self.tokenizer()?;
+        let rendered = template.render(messages)?;
+        Ok(tokenizer.encode_chat(&rendered)?)
+    }
+
+    /// What a token stands for, for people.
+    pub fn token_text(&self, token: TokenId) -> String {
+        let Some(tokenizer) = &self.tokenizer else { return String::new() };
+        String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned()
+    }
+
+    /// The text side of one continuation; `None` without a tokenizer.
+    pub fn output_stream(&self, request: &Request, skip_special_tokens: bool) -> Result<Option<OutputStream>> {
+        let Some(tokenizer) = &self.tokenizer else { return Ok(None) };
+        let options = OutputOptions::from_params(&request.params, skip_special_tokens);
+        Ok(Some(OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options)?))
+    }
+
+    /// The configuration often names one end token where the vocabulary has several; a turn may end with any.
+    pub fn with_end_tokens(&self, request: Request) -> Request {
+        if request.params.ignore_eos {
+            return request;
+        }
+        Request { eos_token_ids: Arc::clone(&self.eos_token_ids), ..request }
+    }
+
+    fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            hinted(format!("{} has no tokenizer", self.name), "give prompts as token ids: --prompt-token-ids 1,2,3")
         })
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use baton_backend::{Backend, KvDtype, StepLimits, WeightFormat};
-use baton_cpu::CpuBackend;
+use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::{EngineConfig, MemoryPlan, MemoryRequest};
 use baton_model::{Decoder, ModelConfig};
 use serde::Serialize;
@@ -53,7 +53,7 @@ struct Device {
 impl Device {
     fn find(args: &PlanArgs) -> Result<Self> {
         let mut device = if args.device.eq_ignore_ascii_case("cpu") {
-            let info = CpuBackend::new(Some(1))?.device();
+            let info = CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?.device();
             Self {
                 description: info.description,
                 memory_bytes: info.total_bytes,

@@ -17,7 +17,7 @@ use crate::args::ChatArgs;
 use crate::errors::{hinted, one_line};
 use crate::generate::{self, Answer};
 use crate::report::timing_report;
-use crate::session::{Message, Session};
+use crate::session::{Message, Session, with_generation_defaults};
 use command::Command;
 use input::{Input, Line};
 
@@ -36,11 +36,12 @@ pub fn run(args: &ChatArgs, out: &mut dyn Write) -> Result<()> {
     if args.verbose {
         eprintln!("{}", session.engine.memory_plan());
     }
-    let defaults = session.text.generation.apply(SamplingParams {
+    let defaults = SamplingParams {
         temperature: DEFAULT_TEMPERATURE,
         max_tokens: Some(DEFAULT_MAX_TOKENS),
         ..SamplingParams::default()
-    });
+    };
+    let defaults = with_generation_defaults(defaults, &session.text.generation);
     let params = args.sampling.apply(defaults, args.engine.seed);
     params.validate(session.engine.model_config().vocab_size as u32)?;
     if params.n != 1 || params.selects_at_end() {
