@@ -154,6 +154,10 @@ impl Backend for ReferenceBackend {
             free_bytes: self.total_bytes - self.used_bytes,
             block_size: 16,
             activation_bytes: size_of::<f32>(),
+            kv_cap_bytes: None,
+            max_steps_in_flight: MAX_IN_FLIGHT,
+            macs_per_second: 1e9,
+            swap_bytes_per_second: 1e10,
         }
     }
 
