@@ -1,0 +1,247 @@
+//! [`CpuBackend`]: what is loaded and created before *ready*, and the life of a step.
+//!
+//! A step is computed within `submit`: all threads work on it, so there would be nothing to overlap. `collect` hands out
+//! the results in order.
+
+use std::collections::VecDeque;
+
+use baton_backend::{
+    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, StepInput, StepLimits,
+    StepOutput, Tensor, VectorId, WeightId, WeightUse,
+};
+use baton_core::TokenId;
+
+use crate::buffers::Buffer;
+use crate::check::check_step;
+use crate::isa::Isa;
+use crate::kernels::Kernels;
+use crate::kernels::attention::PANEL_KEYS;
+use crate::kv::KvCache;
+use crate::memory::SystemMemory;
+use crate::ops::Step;
+use crate::pool::Pool;
+use crate::scratch::Scratch;
+use crate::weights::Weight;
+
+/// Steps that may be submitted before one is collected.
+const MAX_IN_FLIGHT: usize = 2;
+
+/// How the backend uses the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Number of threads, the caller's included; all cores the process may use if `None`.
+    pub threads: Option<usize>,
+    /// Forces an instruction set; else `BATON_CPU_ISA`, else the best one.
+    pub isa: Option<Isa>,
+    /// Binds each worker thread to a core, where there are enough of them.
+    pub pin: bool,
+}
+
+/// A table of rotary frequencies and the angles of the step.
+#[derive(Debug)]
+pub(crate) struct Rope {
+    pub spec: RopeSpec,
+    /// `[tokens, inv_freq.len()]`, filled by the first op of a step that rotates.
+    pub cos: Buffer,
+    pub sin: Buffer,
+    pub is_filled: bool,
+}
+
+/// The backend. See the crate's documentation.
+#[derive(Debug)]
+pub struct CpuBackend {
+    pub(crate) isa: Isa,
+    pub(crate) kernels: Kernels,
+    pub(crate) pool: Pool,
+    pub(crate) weights: Vec<Weight>,
+    pub(crate) vectors: Vec<(Buffer, usize)>,
+    pub(crate) ropes: Vec<Rope>,
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) kv: Option<KvCache>,
+    pub(crate) scratch: Scratch,
+    limits: Option<StepLimits>,
+    /// The step's tokens, with those of the step before filled in.
+    pub(crate) token_ids: Vec<TokenId>,
+    previous_samples: Vec<TokenId>,
+    finished: VecDeque<StepOutput>,
+    spare: Vec<StepOutput>,
+}
+
+impl CpuBackend {
+    pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
+        let isa = Isa::choose(options.isa)?;
+        let available = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let num_threads = options.threads.unwrap_or_else(available);
+        if num_threads == 0 || num_threads > 4096 {
+            return Err(BackendError::Unsupported { what: format!("{num_threads} threads") });
+        }
+        let pool = Pool::new(num_threads, options.pin)
+            .map_err(|error| BackendError::Device { cause: format!("cannot start threads: {error}") })?;
+        Ok(Self {
+            isa,
+            kernels: Kernels::new(isa),
+            pool,
+            weights: Vec::new(),
+            vectors: Vec::new(),
+            ropes: Vec::new(),
+            buffers: Vec::new(),
+            kv: None,
+            scratch: Scratch::new(num_threads)?,
+            limits: None,
+            token_ids: Vec::new(),
+            previous_samples: Vec::new(),
+            finished: VecDeque::with_capacity(MAX_IN_FLIGHT),
+            spare: vec![StepOutput::default(); MAX_IN_FLIGHT],
+        })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn fill_rope_tables(&mut self) -> Result<(), BackendError> {
+        let Some(limits) = self.limits else { return Ok(()) };
+        for rope in &mut self.ropes {
+            let half = rope.spec.inv_freq.len();
+            if rope.cos.matrix().rows < limits.max_tokens {
+                rope.cos = Buffer::new(limits.max_tokens, half, "a table of angles")?;
+                rope.sin = Buffer::new(limits.max_tokens, half, "a table of angles")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(len: usize, what: &str) -> Result<u32, BackendError> {
+        u32::try_from(len).map_err(|_| BackendError::Unsupported { what: format!("that many {what}") })
+    }
+}
+
+/// The processor's name, where the system tells.
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> DeviceInfo {
+        let memory = SystemMemory::read();
+        DeviceInfo {
+            name: "cpu".to_owned(),
+            description: format!("{}, {} threads, {}", processor_name(), self.pool.num_threads(), self.isa),
+            total_bytes: memory.total_bytes,
+            free_bytes: memory.free_bytes,
+            block_size: PANEL_KEYS,
+            activation_bytes: 4,
+        }
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        let id = WeightId(Self::handle(self.weights.len(), "weights")?);
+        let weight = Weight::load(parts, usage, &self.pool)?;
+        if let Some(packed) = &weight.packed {
+            self.scratch.add_weight(weight.cols, packed.has_floats)?;
+        }
+        self.weights.push(weight);
+        Ok(id)
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        let id = VectorId(Self::handle(self.vectors.len(), "vectors")?);
+        self.vectors.push((Buffer::from_values(values)?, values.len()));
+        Ok(id)
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        let id = RopeId(Self::handle(self.ropes.len(), "rotary tables")?);
+        let empty = || Buffer::new(0, spec.inv_freq.len(), "a table of angles");
+        self.ropes.push(Rope { spec: spec.clone(), cos: empty()?, sin: empty()?, is_filled: false });
+        self.fill_rope_tables()?;
+        Ok(id)
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        self.limits = Some(*limits);
+        self.token_ids.reserve(limits.max_tokens.min(1 << 24));
+        self.previous_samples.reserve(limits.max_samples.min(1 << 20));
+        self.fill_rope_tables()?;
+        self.scratch.set_limits(limits)
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        let id = BufferId(Self::handle(self.buffers.len(), "buffers")?);
+        self.buffers.push(Buffer::new(rows, cols, "a buffer of activations")?);
+        Ok(id)
+    }
+
+    fn create_kv_cache(
+        &mut self,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<(), BackendError> {
+        let max_tokens = self
+            .limits
+            .ok_or_else(|| BackendError::Device { cause: "the limits are set after the KV cache".to_owned() })?
+            .max_tokens;
+        let kv = KvCache::new(spec, num_device_blocks, num_host_blocks)?;
+        let width = kv.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim).max().unwrap_or(0);
+        self.scratch.kv = Buffer::new(max_tokens, width, "scratch for keys and values")?;
+        for layer in &kv.layers {
+            self.scratch.reserve_attention(1, layer.value_dim)?;
+        }
+        self.kv = Some(kv);
+        Ok(())
+    }
+
+    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+        let device = |cause: &str| BackendError::Device { cause: cause.to_owned() };
+        let limits = self.limits.ok_or_else(|| device("a step came before the limits were set"))?;
+        if self.finished.len() >= MAX_IN_FLIGHT {
+            return Err(device("two steps are in flight already: collect one first"));
+        }
+        check_step(input, &limits, self.kv.as_ref(), self.previous_samples.len())?;
+        if let Some(kv) = &mut self.kv {
+            kv.move_blocks(input, &self.pool);
+        }
+        self.token_ids.clear();
+        self.token_ids.extend_from_slice(&input.token_ids);
+        for &(row, sample) in &input.feedback {
+            self.token_ids[row as usize] = self.previous_samples[sample as usize];
+        }
+        self.ropes.iter_mut().for_each(|rope| rope.is_filled = false);
+        let mut output = self.spare.pop().unwrap_or_default();
+        output.samples.clear();
+        output.top.clear();
+        let mut step = Step::new(self, input, &mut output);
+        program.run(&mut step);
+        step.finish()?;
+        self.previous_samples.clear();
+        self.previous_samples.extend(output.samples.iter().map(|sample| sample.chosen.token_id));
+        self.finished.push_back(output);
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        let done = self
+            .finished
+            .pop_front()
+            .ok_or_else(|| BackendError::Device { cause: "no step is in flight".to_owned() })?;
+        self.spare.push(std::mem::replace(output, done));
+        Ok(())
+    }
+
+    fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {
+        let buffer = self
+            .buffers
+            .get(buffer.0 as usize)
+            .filter(|buffer| rows <= buffer.matrix().rows)
+            .ok_or_else(|| BackendError::Device { cause: "no such rows of a buffer".to_owned() })?;
+        Ok(buffer.as_slice()[..rows * buffer.matrix().cols].to_vec())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(Weight::bytes).sum()
+    }
+}

@@ -1,0 +1,118 @@
+//! Which instruction set the kernels use: found at run time, or forced for tests and bug reports.
+//!
+//! Only the choice is made here; the kernels themselves are in [`crate::kernels`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use baton_backend::BackendError;
+
+/// Names the environment variable that forces a path.
+pub const ISA_VARIABLE: &str = "BATON_CPU_ISA";
+
+/// A family of instructions that one set of kernels is built for, from the plainest to the richest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// Whatever the compiler makes of plain loops; on every machine.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// The same with the 8-bit dot products of VNNI.
+    Avx512Vnni,
+}
+
+impl Isa {
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+
+    /// True where this processor can run the path.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        let avx2 = || {
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+        };
+        let avx512 = || {
+            avx2()
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+        };
+        match self {
+            Self::Portable => true,
+            Self::Avx2 => avx2(),
+            Self::Avx512 => avx512(),
+            Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+        }
+    }
+
+    /// True where this processor can run the path.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Self::Portable
+    }
+
+    /// The richest path of this processor.
+    pub fn best() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// What was asked for, else the environment's choice, else the best. An unavailable path is an error.
+    pub fn choose(forced: Option<Self>) -> Result<Self, BackendError> {
+        let forced = match (forced, std::env::var(ISA_VARIABLE)) {
+            (Some(isa), _) => Some(isa),
+            (None, Ok(name)) if !name.is_empty() => Some(name.parse()?),
+            _ => None,
+        };
+        match forced {
+            None => Ok(Self::best()),
+            Some(isa) if isa.is_available() => Ok(isa),
+            Some(isa) => Err(BackendError::Unsupported { what: format!("{isa} instructions") }),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512-vnni",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = BackendError;
+
+    fn from_str(name: &str) -> Result<Self, BackendError> {
+        match name.to_ascii_lowercase().as_str() {
+            "portable" => Ok(Self::Portable),
+            "avx2" => Ok(Self::Avx2),
+            "avx512" => Ok(Self::Avx512),
+            "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
+            _ => Err(BackendError::Unsupported {
+                what: format!("{ISA_VARIABLE}={name}: use portable, avx2, avx512 or avx512vnni"),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_wrong_ones_are_refused() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse::<Isa>().expect("own name"), isa);
+        }
+        assert!("avx9".parse::<Isa>().is_err());
+        assert!(Isa::Portable.is_available());
+        assert!(Isa::best().is_available());
+    }
+}

@@ -1,0 +1,367 @@
+//! Attention of one work unit: some queries of one item, all heads that share one key head.
+//!
+//! Keys are taken in tiles of 64 whose borders are absolute positions, in ascending order, with an online softmax in
+//! f32. A tile that a row does not see leaves the row exactly as it was. So the result of a row depends neither on the
+//! rows beside it nor on whether it came in a prompt or as a decode.
+//!
+//! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
+//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension.
+//!
+//! # Safety
+//! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+use super::gemm::{Element, float_rows};
+use super::math::{exp, softcap};
+use super::rows::scale_row;
+use super::simd::Simd;
+
+/// Keys of a tile.
+pub const TILE_KEYS: usize = 64;
+/// Keys that lie side by side.
+pub const PANEL_KEYS: usize = 16;
+/// Rows (queries × heads of a group) of a unit, unless a single query has more heads.
+pub const UNIT_ROWS: usize = 64;
+
+/// Everything a unit needs.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    /// The layer's keys and values.
+    pub keys: *const u8,
+    pub values: *const u8,
+    /// The page that holds position `kv_start`, and those after it.
+    pub pages: *const u32,
+    pub block_size: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// `head_dim` rounded up to 16.
+    pub value_dim: usize,
+    pub kv_head: usize,
+    /// Query heads of a key head.
+    pub group: usize,
+    pub kv_start: usize,
+    pub kv_end: usize,
+    /// First row and number of queries, and the positions of all rows.
+    pub query_start: usize,
+    pub num_queries: usize,
+    pub positions: *const u32,
+    /// `[tokens, stride]`, both.
+    pub query: *const f32,
+    pub output: *mut f32,
+    pub stride: usize,
+    pub window: Option<u32>,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    /// One a head; null without.
+    pub slopes: *const f32,
+    /// Of `query_start`; null where the output is written directly. `[queries, num heads, value_dim]`.
+    pub partial: *mut f32,
+    /// `[queries, num heads]`.
+    pub partial_lse: *mut f32,
+    pub scratch: AttentionScratch,
+}
+
+/// One worker's memory. Rows are `(query, head of the group)`.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionScratch {
+    pub queries: *mut f32, // [rows, value_dim]
+    pub outputs: *mut f32, // [rows, value_dim]
+    pub scores: *mut f32,  // [rows, TILE_KEYS]
+    pub maxima: *mut f32,  // [rows]
+    pub sums: *mut f32,    // [rows]
+    pub factors: *mut f32, // [rows]
+}
+
+impl AttentionScratch {
+    /// Floats that `rows` rows take.
+    pub fn floats(rows: usize, value_dim: usize) -> usize {
+        rows * (2 * value_dim + TILE_KEYS + 3)
+    }
+
+    /// Cuts `floats(rows, value_dim)` floats at `base` into the arrays.
+    ///
+    /// # Safety
+    /// `base` is valid for that many floats.
+    pub unsafe fn at(base: *mut f32, rows: usize, value_dim: usize) -> Self {
+        let outputs = base.add(rows * value_dim);
+        let scores = outputs.add(rows * value_dim);
+        let maxima = scores.add(rows * TILE_KEYS);
+        let sums = maxima.add(rows);
+        Self { queries: base, outputs, scores, maxima, sums, factors: sums.add(rows) }
+    }
+}
+
+/// The keys a query at `position` sees: `low..high`.
+#[inline(always)]
+fn seen(position: u32, window: Option<u32>) -> (usize, usize) {
+    let high = position as usize + 1;
+    (window.map_or(0, |window| high.saturating_sub(window as usize)), high)
+}
+
+impl AttentionArgs {
+    /// The keys and values of `key`'s block and this key head, and the key's place in the block.
+    #[inline(always)]
+    unsafe fn place(&self, key: usize, bytes: usize) -> (*const u8, *const u8, usize) {
+        let offset = key - self.kv_start;
+        let block = *self.pages.add(offset / self.block_size) as usize;
+        let head = block * self.num_kv_heads + self.kv_head;
+        let keys = self.keys.add(head * self.block_size * self.head_dim * bytes);
+        let values = self.values.add(head * self.block_size * self.value_dim * bytes);
+        (keys, values, offset % self.block_size)
+    }
+}
+
+/// Runs a unit.
+#[inline(always)]
+pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs) {
+    let rows = args.num_queries * args.group;
+    let scratch = &args.scratch;
+    let (mut low, mut high) = (usize::MAX, 0);
+    for i in 0..args.num_queries {
+        let (first, end) = seen(*args.positions.add(args.query_start + i), args.window);
+        (low, high) = (low.min(first), high.max(end));
+    }
+    for row in 0..rows {
+        let head = args.kv_head * args.group + row % args.group;
+        let query = (args.query_start + row / args.group) * args.stride + head * args.head_dim;
+        let to = scratch.queries.add(row * args.value_dim);
+        scale_row::<S>(args.query.add(query), args.head_dim, args.scale, to);
+        *scratch.maxima.add(row) = f32::NEG_INFINITY;
+        *scratch.sums.add(row) = 0.0;
+        for i in (0..args.value_dim).step_by(16) {
+            S::store(scratch.outputs.add(row * args.value_dim + i), S::splat(0.0));
+        }
+    }
+    let (start, end) = (low.max(args.kv_start), high.min(args.kv_end));
+    let mut tile = start / TILE_KEYS * TILE_KEYS;
+    while tile < end {
+        let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
+        for panel in first / PANEL_KEYS..last.div_ceil(PANEL_KEYS) {
+            let (keys, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
+            let keys = keys.add(inside * args.head_dim * E::BYTES);
+            let out = scratch.scores.add(panel * PANEL_KEYS - tile);
+            let queries = scratch.queries;
+            float_rows::<S, E>(keys, args.head_dim, queries, args.value_dim, rows, out, TILE_KEYS);
+        }
+        for row in 0..rows {
+            soften_row::<S>(args, row, tile);
+        }
+        add_values::<S, E>(args, rows, tile, first, last);
+        tile += TILE_KEYS;
+    }
+    for row in 0..rows {
+        finish_row::<S>(args, row);
+    }
+}
+
+/// Turns the scores of a row's tile into weights, and moves the row's maximum and sum on.
+#[inline(always)]
+unsafe fn soften_row<S: Simd>(args: &AttentionArgs, row: usize, tile: usize) {
+    let scratch = &args.scratch;
+    let position = *args.positions.add(args.query_start + row / args.group);
+    let (low, high) = seen(position, args.window);
+    let within = |key: usize| key.clamp(tile, tile + TILE_KEYS) - tile;
+    let (first, last) = (within(low.max(args.kv_start)), within(high.min(args.kv_end)));
+    let scores = scratch.scores.add(row * TILE_KEYS);
+    if first >= last {
+        *scratch.factors.add(row) = 1.0;
+        for i in (0..TILE_KEYS).step_by(16) {
+            S::store(scores.add(i), S::splat(0.0));
+        }
+        return;
+    }
+    let vectors = first / 16..last.div_ceil(16);
+    for i in vectors.clone() {
+        let at = scores.add(i * 16);
+        let mut score = S::load(at);
+        if let Some(cap) = args.softcap {
+            score = softcap::<S>(score, cap);
+        }
+        if !args.slopes.is_null() {
+            let slope = *args.slopes.add(args.kv_head * args.group + row % args.group);
+            let distance = S::add(S::splat((tile + i * 16) as f32 - position as f32), S::load(IOTA.as_ptr()));
+            score = S::fma(S::splat(slope), distance, score);
+        }
+        S::store(at, score);
+    }
+    for key in (vectors.start * 16..first).chain(last..vectors.end * 16) {
+        *scores.add(key) = f32::NEG_INFINITY;
+    }
+    let before = *scratch.maxima.add(row);
+    let mut largest = S::splat(before);
+    for i in vectors.clone() {
+        largest = S::max(largest, S::load(scores.add(i * 16)));
+    }
+    // All scores may be minus infinity; the difference below must then not be NaN.
+    let largest = S::maximum(largest).max(f32::MIN);
+    let mut sum = S::splat(0.0);
+    for i in 0..TILE_KEYS / 16 {
+        let at = scores.add(i * 16);
+        let mut weight = S::splat(0.0);
+        if vectors.contains(&i) {
+            weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
+            sum = S::add(sum, weight);
+        }
+        S::store(at, weight);
+    }
+    let mut factor = [0.0f32; 16];
+    S::store(factor.as_mut_ptr(), exp::<S>(S::splat(before - largest)));
+    *scratch.maxima.add(row) = largest;
+    *scratch.sums.add(row) = *scratch.sums.add(row) * factor[0] + S::sum(sum);
+    *scratch.factors.add(row) = factor[0];
+}
+
+static IOTA: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
+/// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile.
+#[inline(always)]
+unsafe fn add_values<S: Simd, E: Element>(
+    args: &AttentionArgs,
+    rows: usize,
+    tile: usize,
+    first: usize,
+    last: usize,
+) {
+    let mut row = 0;
+    while row < rows {
+        let left = rows - row;
+        row += if left >= 8 && S::TILE >= 8 {
+            add_values_to::<S, E, 8, 2>(args, row, tile, first, last);
+            8
+        } else if left >= 4 {
+            add_values_to::<S, E, 4, 2>(args, row, tile, first, last);
+            4
+        } else if left >= 2 {
+            add_values_to::<S, E, 2, 4>(args, row, tile, first, last);
+            2
+        } else {
+            add_values_to::<S, E, 1, 4>(args, row, tile, first, last);
+            1
+        };
+    }
+}
+
+/// The same for `T` rows, `D` vectors of dimensions at a time.
+#[inline(always)]
+unsafe fn add_values_to<S: Simd, E: Element, const T: usize, const D: usize>(
+    args: &AttentionArgs,
+    row: usize,
+    tile: usize,
+    first: usize,
+    last: usize,
+) {
+    let mut dim = 0;
+    while dim + 16 * D <= args.value_dim {
+        add_value_columns::<S, E, T, D>(args, row, tile, first, last, dim);
+        dim += 16 * D;
+    }
+    while dim < args.value_dim {
+        add_value_columns::<S, E, T, 1>(args, row, tile, first, last, dim);
+        dim += 16;
+    }
+}
+
+#[inline(always)]
+unsafe fn add_value_columns<S: Simd, E: Element, const T: usize, const D: usize>(
+    args: &AttentionArgs,
+    row: usize,
+    tile: usize,
+    first: usize,
+    last: usize,
+    dim: usize,
+) {
+    let outputs = args.scratch.outputs.add(row * args.value_dim + dim);
+    let weights = args.scratch.scores.add(row * TILE_KEYS);
+    let mut sums = [[S::splat(0.0); D]; T];
+    for t in 0..T {
+        let factor = S::splat(*args.scratch.factors.add(row + t));
+        for d in 0..D {
+            sums[t][d] = S::mul(S::load(outputs.add(t * args.value_dim + d * 16)), factor);
+        }
+    }
+    let mut key = first;
+    while key < last {
+        let stop = last.min((key / PANEL_KEYS + 1) * PANEL_KEYS);
+        let (_, values, inside) = args.place(key, E::BYTES);
+        let values = values.add((inside * args.value_dim + dim) * E::BYTES);
+        for i in 0..stop - key {
+            let value = values.add(i * args.value_dim * E::BYTES);
+            let mut lanes = [S::splat(0.0); D];
+            for d in 0..D {
+                lanes[d] = E::load::<S>(value.add(d * 16 * E::BYTES));
+            }
+            for t in 0..T {
+                let weight = S::splat(*weights.add(t * TILE_KEYS + key + i - tile));
+                for d in 0..D {
+                    sums[t][d] = S::fma(weight, lanes[d], sums[t][d]);
+                }
+            }
+        }
+        key = stop;
+    }
+    for t in 0..T {
+        for d in 0..D {
+            S::store(outputs.add(t * args.value_dim + d * 16), sums[t][d]);
+        }
+    }
+}
+
+/// Divides by the sum and writes the output, or the partial with its log-sum-exp.
+#[inline(always)]
+unsafe fn finish_row<S: Simd>(args: &AttentionArgs, row: usize) {
+    let outputs = args.scratch.outputs.add(row * args.value_dim);
+    let sum = *args.scratch.sums.add(row);
+    let (query, head) = (row / args.group, args.kv_head * args.group + row % args.group);
+    // A row that saw no key has nothing to say: zeros, and a log-sum-exp of minus infinity.
+    let factor = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+    if args.partial.is_null() {
+        let out = args.output.add((args.query_start + query) * args.stride + head * args.head_dim);
+        scale_row::<S>(outputs, args.head_dim, factor, out);
+        return;
+    }
+    let slot = query * args.num_kv_heads * args.group + head;
+    scale_row::<S>(outputs, args.value_dim, factor, args.partial.add(slot * args.value_dim));
+    *args.partial_lse.add(slot) =
+        if sum > 0.0 { *args.scratch.maxima.add(row) + sum.ln() } else { f32::NEG_INFINITY };
+}
+
+/// The partials of one query and where its result goes.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeArgs {
+    /// `[slots, num_heads, value_dim]` and `[slots, num_heads]`.
+    pub partials: *const f32,
+    pub partial_lse: *const f32,
+    pub slots: *const u32,
+    pub num_slots: usize,
+    pub num_heads: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+    /// The query's output row.
+    pub output: *mut f32,
+}
+
+/// Adds up the partials of a query, each weighted by its share of the sum of exponentials.
+#[inline(always)]
+pub unsafe fn merge<S: Simd>(args: &MergeArgs) {
+    for head in 0..args.num_heads {
+        let lse = |i: usize| *args.partial_lse.add(*args.slots.add(i) as usize * args.num_heads + head);
+        let largest = (0..args.num_slots).map(lse).fold(f32::NEG_INFINITY, f32::max);
+        let share = |i: usize| if largest == f32::NEG_INFINITY { 0.0 } else { (lse(i) - largest).exp() };
+        let total: f32 = (0..args.num_slots).map(share).sum();
+        let output = args.output.add(head * args.head_dim);
+        let factor = if total > 0.0 { 1.0 / total } else { 0.0 };
+        for dim in (0..args.head_dim).step_by(16) {
+            let mut sum = S::splat(0.0);
+            for i in 0..args.num_slots {
+                let slot = *args.slots.add(i) as usize * args.num_heads + head;
+                let partial = S::load(args.partials.add(slot * args.value_dim + dim));
+                sum = S::fma(S::splat(share(i)), partial, sum);
+            }
+            let mut lanes = [0.0f32; 16];
+            S::store(lanes.as_mut_ptr(), S::mul(sum, S::splat(factor)));
+            let left = (args.head_dim - dim).min(16);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), output.add(dim), left);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The sixteen-lane machine on AVX-512 (F, BW, DQ, VL), with or without VNNI.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+use std::arch::x86_64::*;
+
+use super::simd::Simd;
+
+/// `VNNI` chooses the 8-bit dot products.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512<const VNNI: bool>;
+
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+    const TILE: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        _mm512_set1_ps(x)
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::F {
+        _mm512_loadu_ps(from)
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, x: Self::F) {
+        _mm512_storeu_ps(to, x);
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self::F {
+        _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::F {
+        let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self::F {
+        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self::F {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_u4(from: *const u8) -> (Self::F, Self::F) {
+        let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+        let low = _mm512_and_si512(wide, _mm512_set1_epi32(15));
+        (_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(wide)))
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_sub_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_mul_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_div_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_max_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        _mm512_min_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        _mm512_fmadd_ps(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Self::F) -> Self::F {
+        _mm512_abs_ps(a)
+    }
+    #[inline(always)]
+    unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F {
+        _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_set1_ps(limit)), value)
+    }
+    #[inline(always)]
+    unsafe fn sum(a: Self::F) -> f32 {
+        _mm512_reduce_add_ps(a)
+    }
+    #[inline(always)]
+    unsafe fn maximum(a: Self::F) -> f32 {
+        _mm512_reduce_max_ps(a)
+    }
+
+    #[inline(always)]
+    unsafe fn to_int(a: Self::F) -> Self::I {
+        _mm512_cvtps_epi32(a)
+    }
+    #[inline(always)]
+    unsafe fn to_float(a: Self::I) -> Self::F {
+        _mm512_cvtepi32_ps(a)
+    }
+    #[inline(always)]
+    unsafe fn exp2_int(a: Self::I) -> Self::F {
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(a, _mm512_set1_epi32(127))))
+    }
+    #[inline(always)]
+    unsafe fn splat_int(x: i32) -> Self::I {
+        _mm512_set1_epi32(x)
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
+        _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))
+    }
+    #[inline(always)]
+    unsafe fn sum_int(a: Self::I) -> i32 {
+        _mm512_reduce_add_epi32(a)
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, a: Self::I) {
+        _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(a));
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::B {
+        _mm512_loadu_si512(from.cast())
+    }
+    #[inline(always)]
+    unsafe fn splat_byte(x: u8) -> Self::B {
+        _mm512_set1_epi8(x as i8)
+    }
+    #[inline(always)]
+    unsafe fn and(a: Self::B, b: Self::B) -> Self::B {
+        _mm512_and_si512(a, b)
+    }
+    #[inline(always)]
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
+        _mm512_or_si512(a, b)
+    }
+    #[inline(always)]
+    unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {
+        _mm512_srl_epi16(a, _mm_cvtsi32_si128(bits as i32))
+    }
+    #[inline(always)]
+    unsafe fn bytes_left(a: Self::B, bits: u32) -> Self::B {
+        _mm512_sll_epi16(a, _mm_cvtsi32_si128(bits as i32))
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[u8; 16], index: Self::B) -> Self::B {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm512_shuffle_epi8(table, index)
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const BITS: u32>(
+        mut sum: Self::I,
+        weights: [Self::B; 4],
+        activations: *const i8,
+    ) -> Self::I {
+        let quad = |i: usize| _mm512_set1_epi32(activations.cast::<i32>().add(i).read_unaligned());
+        if VNNI {
+            for (i, weights) in weights.into_iter().enumerate() {
+                sum = _mm512_dpbusd_epi32(sum, weights, quad(i));
+            }
+            return sum;
+        }
+        let ones = _mm512_set1_epi16(1);
+        if BITS <= 5 {
+            // Four products of pairs stay below 4 · 2 · 31 · 127 < 2^15.
+            let pair = |i: usize| _mm512_maddubs_epi16(weights[i], quad(i));
+            let low = _mm512_add_epi16(pair(0), pair(1));
+            let all = _mm512_add_epi16(low, _mm512_add_epi16(pair(2), pair(3)));
+            return _mm512_add_epi32(sum, _mm512_madd_epi16(all, ones));
+        }
+        for (i, weights) in weights.into_iter().enumerate() {
+            // The eighth bit alone, so that no sum of two products passes 2 · 128 · 127 < 2^15.
+            let low = _mm512_and_si512(weights, _mm512_set1_epi8(0x7f));
+            sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(low, quad(i)), ones));
+            if BITS == 8 {
+                let high = _mm512_and_si512(weights, _mm512_set1_epi8(-128));
+                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(high, quad(i)), ones));
+            }
+        }
+        sum
+    }
+}

@@ -1,0 +1,354 @@
+//! The product of one panel (16 output rows) with some tokens, for every weight format.
+//!
+//! A lane is an output row, so there is no sum across lanes. For each (row, token) the additions happen in the order of
+//! k, one accumulator of f32 for quantised weights and two (even and odd k) for floats, whatever the number of tokens:
+//! that is what makes results independent of the batch.
+//!
+//! # Safety
+//! As in [`super::simd`]; further, the pointers of [`PanelArgs`] cover what its fields say.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+use crate::quantize::{ActivationBlock, LANES};
+use crate::weights::formats::{BLOCK, IQ4_NL_VALUES, PANEL_ROWS, Planes, Quant, Scales};
+
+use super::simd::Simd;
+
+/// A panel and the activations of all tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct PanelArgs {
+    pub quants: *const u8,
+    pub scales: *const u8,
+    pub cols: usize,
+    /// `[tokens / lanes][cols / 32][lanes]`; for quantised panels.
+    pub blocks: *const ActivationBlock,
+    /// Tokens that are interleaved: see [`crate::quantize`].
+    pub lanes: usize,
+    /// `[tokens][stride]`; for float panels.
+    pub floats: *const f32,
+    pub stride: usize,
+}
+
+/// Computes tokens `first..first + count` of a panel into `out`, `[count, 16]`. `first` is a multiple of [`LANES`].
+pub type PanelKernel = unsafe fn(args: &PanelArgs, first: usize, count: usize, out: *mut f32);
+
+/// The quants of a block as eight groups of `16 rows × 4 k`.
+#[inline(always)]
+unsafe fn unpack<S: Simd, Q: Quant>(from: *const u8) -> [S::B; 8] {
+    let line = |i: usize| S::load_bytes(from.add(i * 64));
+    let zero = S::splat_byte(0);
+    let mut groups = [zero; 8];
+    match Q::PLANES {
+        Planes::Eight => {
+            for g in 0..8 {
+                groups[g] = line(g);
+            }
+        }
+        Planes::Four | Planes::FourOne | Planes::FourTwo => {
+            let mask = S::splat_byte(15);
+            for i in 0..4 {
+                let pair = line(i);
+                groups[i] = S::and(pair, mask);
+                groups[i + 4] = S::and(S::bytes_right(pair, 4), mask);
+            }
+        }
+        Planes::Two | Planes::TwoOne => {
+            let mask = S::splat_byte(3);
+            for g in 0..8 {
+                groups[g] = S::and(S::bytes_right(line(g / 4), (g % 4 * 2) as u32), mask);
+            }
+        }
+    }
+    match Q::PLANES {
+        Planes::FourOne => {
+            let (bits, mask) = (line(4), S::splat_byte(16));
+            for g in 0..8u32 {
+                let bit = if g < 4 { S::bytes_left(bits, 4 - g) } else { S::bytes_right(bits, g - 4) };
+                groups[g as usize] = S::or(groups[g as usize], S::and(bit, mask));
+            }
+        }
+        Planes::FourTwo => {
+            let mask = S::splat_byte(48);
+            for g in 0..8usize {
+                let crumbs = line(4 + g / 4);
+                let crumb = match g % 4 {
+                    0 => S::bytes_left(crumbs, 4),
+                    1 => S::bytes_left(crumbs, 2),
+                    2 => crumbs,
+                    _ => S::bytes_right(crumbs, 2),
+                };
+                groups[g] = S::or(groups[g], S::and(crumb, mask));
+            }
+        }
+        Planes::TwoOne => {
+            let (bits, mask) = (line(2), S::splat_byte(4));
+            for g in 0..8u32 {
+                let bit = if g < 2 { S::bytes_left(bits, 2 - g) } else { S::bytes_right(bits, g - 2) };
+                groups[g as usize] = S::or(groups[g as usize], S::and(bit, mask));
+            }
+        }
+        Planes::Two | Planes::Four | Planes::Eight => {}
+    }
+    if Q::LOOKUP {
+        for group in &mut groups {
+            *group = S::lookup(&IQ4_NL_VALUES, *group);
+        }
+    }
+    groups
+}
+
+/// The scales of one 32-block: for each half (16 k) a scale and a min; both halves are equal in 32-wide formats.
+struct BlockScales<F> {
+    scale: [F; 2],
+    min: [F; 2],
+}
+
+#[inline(always)]
+unsafe fn block_scales<S: Simd, Q: Quant>(header: *const u8, block: usize) -> BlockScales<S::F> {
+    let zero = S::splat(0.0);
+    let sub = header.add(Q::SCALES.header_bytes() + block * Q::SCALES.sub_bytes());
+    let d = S::load_f16(header.cast());
+    match Q::SCALES {
+        Scales::Plain => BlockScales { scale: [d; 2], min: [zero; 2] },
+        Scales::WithMin => {
+            let min = S::load_f16(header.add(32).cast());
+            BlockScales { scale: [d; 2], min: [min; 2] }
+        }
+        Scales::SubMin32 => {
+            let dmin = S::sub(zero, S::load_f16(header.add(32).cast()));
+            let scale = S::mul(d, S::load_u8(sub));
+            let min = S::mul(dmin, S::load_u8(sub.add(16)));
+            BlockScales { scale: [scale; 2], min: [min; 2] }
+        }
+        Scales::SubSigned16 => {
+            let scale = [S::mul(d, S::load_i8(sub)), S::mul(d, S::load_i8(sub.add(16)))];
+            BlockScales { scale, min: [zero; 2] }
+        }
+        Scales::SubNibble16 => {
+            let dmin = S::sub(zero, S::load_f16(header.add(32).cast()));
+            let (first, second) = (S::load_u4(sub), S::load_u4(sub.add(16)));
+            BlockScales {
+                scale: [S::mul(d, first.0), S::mul(d, second.0)],
+                min: [S::mul(dmin, first.1), S::mul(dmin, second.1)],
+            }
+        }
+    }
+}
+
+/// Adds one block of one token.
+#[inline(always)]
+unsafe fn add_block<S: Simd, Q: Quant>(
+    total: S::F,
+    groups: &[S::B; 8],
+    scales: &BlockScales<S::F>,
+    block: *const ActivationBlock,
+) -> S::F {
+    let quants = (&raw const (*block).quants).cast::<i8>();
+    let low = [groups[0], groups[1], groups[2], groups[3]];
+    let high = [groups[4], groups[5], groups[6], groups[7]];
+    let d = S::splat((*block).d);
+    // Starting at minus offset · Σa takes the offset out of every quant.
+    let start = |negative_sum: i32| match Q::OFFSET_SHIFT {
+        Some(shift) => S::shift_left(S::splat_int(negative_sum), shift),
+        None => S::splat_int(0),
+    };
+    match Q::SCALES {
+        Scales::Plain | Scales::WithMin | Scales::SubMin32 => {
+            let sum = dot_both::<S, Q>(start((*block).negative_sum), low, high, quants);
+            let mut total = S::fma(S::to_float(sum), S::mul(scales.scale[0], d), total);
+            if Q::OFFSET_SHIFT.is_none() {
+                total = S::fma(scales.min[0], S::splat((*block).scaled_sum), total);
+            }
+            total
+        }
+        Scales::SubSigned16 | Scales::SubNibble16 => {
+            let mut total = total;
+            for (half, weights) in [low, high].into_iter().enumerate() {
+                let sum = dot_one::<S, Q>(start((*block).negative_sums[half]), weights, quants.add(half * 16));
+                total = S::fma(S::to_float(sum), S::mul(scales.scale[half], d), total);
+                if Q::OFFSET_SHIFT.is_none() {
+                    total = S::fma(scales.min[half], S::splat((*block).scaled_sums[half]), total);
+                }
+            }
+            total
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_one<S: Simd, Q: Quant>(sum: S::I, weights: [S::B; 4], quants: *const i8) -> S::I {
+    match Q::BITS {
+        0..=5 => S::dot::<5>(sum, weights, quants),
+        6..=7 => S::dot::<7>(sum, weights, quants),
+        _ => S::dot::<8>(sum, weights, quants),
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_both<S: Simd, Q: Quant>(
+    sum: S::I,
+    low: [S::B; 4],
+    high: [S::B; 4],
+    quants: *const i8,
+) -> S::I {
+    dot_one::<S, Q>(dot_one::<S, Q>(sum, low, quants), high, quants.add(16))
+}
+
+/// `T` tokens that lie side by side, `blocks` being the first one's first block.
+#[inline(always)]
+unsafe fn quant_tile<S: Simd, Q: Quant, const T: usize>(
+    args: &PanelArgs,
+    blocks: *const ActivationBlock,
+    out: *mut f32,
+) {
+    let mut totals = [S::splat(0.0); T];
+    let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
+    let blocks_per_header = Q::SCALES.blocks_per_header();
+    for _ in 0..args.cols / BLOCK / blocks_per_header {
+        for i in 0..blocks_per_header {
+            let groups = unpack::<S, Q>(quants);
+            let block_scales = block_scales::<S, Q>(scales, i);
+            for t in 0..T {
+                totals[t] = add_block::<S, Q>(totals[t], &groups, &block_scales, blocks.add(t));
+            }
+            quants = quants.add(Q::PLANES.bytes());
+            blocks = blocks.add(args.lanes);
+        }
+        scales = scales.add(Q::SCALES.group_bytes());
+    }
+    for t in 0..T {
+        S::store(out.add(t * PANEL_ROWS), totals[t]);
+    }
+}
+
+/// [`PanelKernel`] of a quantised format.
+#[inline(always)]
+pub unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+    let tile_blocks = args.lanes * (args.cols / BLOCK);
+    let mut done = 0;
+    while done < count {
+        let token = first + done;
+        let (tile, lane) = (token / LANES, token % LANES);
+        let blocks = args.blocks.add(tile * tile_blocks + lane);
+        let left = (count - done).min(LANES - lane);
+        let out = out.add(done * PANEL_ROWS);
+        done += if left >= 8 && S::TILE >= 8 {
+            quant_tile::<S, Q, 8>(args, blocks, out);
+            8
+        } else if left >= 4 {
+            quant_tile::<S, Q, 4>(args, blocks, out);
+            4
+        } else if left >= 2 {
+            quant_tile::<S, Q, 2>(args, blocks, out);
+            2
+        } else {
+            quant_tile::<S, Q, 1>(args, blocks, out);
+            1
+        };
+    }
+}
+
+/// A float format in memory.
+pub trait Element: 'static {
+    const BYTES: usize;
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F;
+}
+
+#[derive(Debug)]
+pub struct ElementF32;
+#[derive(Debug)]
+pub struct ElementF16;
+#[derive(Debug)]
+pub struct ElementBf16;
+
+impl Element for ElementF32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        S::load(from.cast())
+    }
+}
+impl Element for ElementF16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        S::load_f16(from.cast())
+    }
+}
+impl Element for ElementBf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        S::load_bf16(from.cast())
+    }
+}
+
+/// `out[t] = panel · rows[t]` for `T` rows of f32; the panel is `[cols, 16]`.
+#[inline(always)]
+unsafe fn float_tile<S: Simd, E: Element, const T: usize>(
+    panel: *const u8,
+    cols: usize,
+    rows: *const f32,
+    stride: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let mut even = [S::splat(0.0); T];
+    let mut odd = [S::splat(0.0); T];
+    let step = E::BYTES * PANEL_ROWS;
+    for k in 0..cols / 2 {
+        let first = E::load::<S>(panel.add(2 * k * step));
+        let second = E::load::<S>(panel.add((2 * k + 1) * step));
+        for t in 0..T {
+            let row = rows.add(t * stride + 2 * k);
+            even[t] = S::fma(first, S::splat(*row), even[t]);
+            odd[t] = S::fma(second, S::splat(*row.add(1)), odd[t]);
+        }
+    }
+    if cols % 2 == 1 {
+        let last = E::load::<S>(panel.add((cols - 1) * step));
+        for t in 0..T {
+            even[t] = S::fma(last, S::splat(*rows.add(t * stride + cols - 1)), even[t]);
+        }
+    }
+    for t in 0..T {
+        S::store(out.add(t * out_stride), S::add(even[t], odd[t]));
+    }
+}
+
+/// `out[i] = panel · rows[i]` for `count` rows of f32.
+#[inline(always)]
+pub unsafe fn float_rows<S: Simd, E: Element>(
+    panel: *const u8,
+    cols: usize,
+    rows: *const f32,
+    stride: usize,
+    count: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let mut done = 0;
+    while done < count {
+        let (rows, out) = (rows.add(done * stride), out.add(done * out_stride));
+        let left = count - done;
+        done += if left >= 8 && S::TILE >= 8 {
+            float_tile::<S, E, 8>(panel, cols, rows, stride, out, out_stride);
+            8
+        } else if left >= 4 {
+            float_tile::<S, E, 4>(panel, cols, rows, stride, out, out_stride);
+            4
+        } else if left >= 2 {
+            float_tile::<S, E, 2>(panel, cols, rows, stride, out, out_stride);
+            2
+        } else {
+            float_tile::<S, E, 1>(panel, cols, rows, stride, out, out_stride);
+            1
+        };
+    }
+}
+
+/// [`PanelKernel`] of a float format.
+#[inline(always)]
+pub unsafe fn float_panel<S: Simd, E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+    let rows = args.floats.add(first * args.stride);
+    float_rows::<S, E>(args.quants, args.cols, rows, args.stride, count, out, PANEL_ROWS);
+}

@@ -1,0 +1,18 @@
+//! The arithmetic. Each kernel is one generic function over the sixteen-lane machine of [`simd`]; [`table`] builds it
+//! for every instruction set and hands out pointers to the builds that a processor can run.
+//!
+//! Not here: threads, buffers or the order of work (`ops`).
+
+pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod gemm;
+mod math;
+mod portable;
+pub mod rows;
+mod simd;
+mod table;
+
+pub use table::Kernels;

@@ -1,0 +1,209 @@
+//! What is done to whole rows: normalisation, quantisation, epilogues of products, rotation of heads.
+//!
+//! Each row's result depends on that row alone.
+//!
+//! # Safety
+//! As in [`super::simd`]; row pointers are valid for the lengths given.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+use baton_backend::{Activation, RopeStyle};
+use half::f16;
+
+use super::math::{activate, softcap};
+use super::simd::Simd;
+use crate::quantize::ActivationBlock;
+use crate::weights::formats::{BLOCK, PANEL_ROWS};
+
+/// A normalisation with its vectors at hand. Vectors are padded to whole vectors of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct NormArgs {
+    pub weight: *const f32,
+    /// Null without.
+    pub bias: *const f32,
+    /// Subtract the mean.
+    pub centred: bool,
+    pub eps: f32,
+}
+
+#[inline(always)]
+unsafe fn load_tail<S: Simd>(from: *const f32, len: usize) -> S::F {
+    let mut buffer = [0.0f32; 16];
+    std::ptr::copy_nonoverlapping(from, buffer.as_mut_ptr(), len);
+    S::load(buffer.as_ptr())
+}
+
+#[inline(always)]
+unsafe fn store_tail<S: Simd>(to: *mut f32, x: S::F, len: usize) {
+    let mut buffer = [0.0f32; 16];
+    S::store(buffer.as_mut_ptr(), x);
+    std::ptr::copy_nonoverlapping(buffer.as_ptr(), to, len);
+}
+
+/// Up to 16 values; those past `len` are 0.
+#[inline(always)]
+unsafe fn load_some<S: Simd>(from: *const f32, len: usize) -> S::F {
+    if len >= 16 { S::load(from) } else { load_tail::<S>(from, len) }
+}
+
+#[inline(always)]
+unsafe fn store_some<S: Simd>(to: *mut f32, x: S::F, len: usize) {
+    if len >= 16 { S::store(to, x) } else { store_tail::<S>(to, x, len) }
+}
+
+/// Mean (0 unless centred) and the factor `1 / sqrt(variance + eps)`.
+#[inline(always)]
+unsafe fn statistics<S: Simd>(x: *const f32, len: usize, norm: &NormArgs) -> (f32, f32) {
+    let mut mean = 0.0;
+    if norm.centred {
+        let mut sum = S::splat(0.0);
+        for i in (0..len).step_by(16) {
+            sum = S::add(sum, load_some::<S>(x.add(i), len - i));
+        }
+        mean = S::sum(sum) / len as f32;
+    }
+    let mut squares = S::splat(0.0);
+    let whole = len / 16 * 16;
+    for i in (0..whole).step_by(16) {
+        let value = S::sub(S::load(x.add(i)), S::splat(mean));
+        squares = S::fma(value, value, squares);
+    }
+    let mut sum = S::sum(squares);
+    for i in whole..len {
+        sum += (*x.add(i) - mean) * (*x.add(i) - mean);
+    }
+    (mean, 1.0 / (sum / len as f32 + norm.eps).sqrt())
+}
+
+/// `out = norm(x)`, or `out += norm(x)`. `out` may be `x`.
+#[inline(always)]
+pub unsafe fn norm_row<S: Simd>(x: *const f32, len: usize, norm: &NormArgs, out: *mut f32, accumulate: bool) {
+    let (mean, factor) = statistics::<S>(x, len, norm);
+    for i in (0..len).step_by(16) {
+        let left = len - i;
+        let centred = S::sub(load_some::<S>(x.add(i), left), S::splat(mean));
+        let mut value = S::mul(S::mul(centred, S::splat(factor)), S::load(norm.weight.add(i)));
+        if !norm.bias.is_null() {
+            value = S::add(value, S::load(norm.bias.add(i)));
+        }
+        if accumulate {
+            value = S::add(load_some::<S>(out.add(i), left), value);
+        }
+        store_some::<S>(out.add(i), value, left);
+    }
+}
+
+/// Quantises a row of whole blocks; its blocks lie `lanes` apart.
+#[inline(always)]
+pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut ActivationBlock, lanes: usize) {
+    for i in 0..len / BLOCK {
+        let x = x.add(i * BLOCK);
+        let (low, high) = (S::load(x), S::load(x.add(16)));
+        let largest = S::maximum(S::max(S::abs(low), S::abs(high)));
+        let d = f16::from_f32(largest / 127.0).to_f32();
+        let inverse = S::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+        let (low, high) = (S::to_int(S::mul(low, inverse)), S::to_int(S::mul(high, inverse)));
+        let sums = [S::sum_int(low), S::sum_int(high)];
+        let sum = sums[0].wrapping_add(sums[1]);
+        let block = blocks.add(i * lanes);
+        let quants = (&raw mut (*block).quants).cast::<i8>();
+        S::store_i8(quants, low);
+        S::store_i8(quants.add(16), high);
+        (*block).d = d;
+        (*block).negative_sum = sum.wrapping_neg();
+        (*block).negative_sums = sums.map(i32::wrapping_neg);
+        (*block).scaled_sum = d * sum as f32;
+        (*block).scaled_sums = sums.map(|sum| d * sum as f32);
+    }
+}
+
+/// Where the product of a panel goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Epilogue {
+    /// Of the panel's first row; null without.
+    pub bias: *const f32,
+    /// Column of the panel's first row in the first token's output row.
+    pub out: *mut f32,
+    pub stride: usize,
+    pub num_rows: usize,
+    pub accumulate: bool,
+    pub softcap: Option<f32>,
+}
+
+/// Finishes a panel: `tile` is `[count, 16]`.
+#[inline(always)]
+pub unsafe fn finish_panel<S: Simd>(epilogue: &Epilogue, tile: *const f32, count: usize) {
+    let Epilogue { bias, out, stride, num_rows, accumulate, softcap: cap } = *epilogue;
+    let bias = if bias.is_null() { S::splat(0.0) } else { load_some::<S>(bias, num_rows) };
+    for t in 0..count {
+        let out = out.add(t * stride);
+        let mut value = S::add(S::load(tile.add(t * PANEL_ROWS)), bias);
+        if let Some(cap) = cap {
+            value = softcap::<S>(value, cap);
+        }
+        if accumulate {
+            value = S::add(load_some::<S>(out, num_rows), value);
+        }
+        store_some::<S>(out, value, num_rows);
+    }
+}
+
+/// Finishes a pair of panels: `out = activation(gate) * up`.
+#[inline(always)]
+pub unsafe fn finish_gated<S: Simd>(
+    epilogue: &Epilogue,
+    up_bias: *const f32,
+    activation: Activation,
+    gate: *const f32,
+    up: *const f32,
+    count: usize,
+) {
+    let Epilogue { bias, out, stride, num_rows, .. } = *epilogue;
+    let load_bias =
+        |bias: *const f32| if bias.is_null() { S::splat(0.0) } else { load_some::<S>(bias, num_rows) };
+    let (gate_bias, up_bias) = (load_bias(bias), load_bias(up_bias));
+    for t in 0..count {
+        let gate = S::add(S::load(gate.add(t * PANEL_ROWS)), gate_bias);
+        let up = S::add(S::load(up.add(t * PANEL_ROWS)), up_bias);
+        store_some::<S>(out.add(t * stride), S::mul(activate::<S>(activation, gate), up), num_rows);
+    }
+}
+
+/// Rotates one head in place; `cos` and `sin` have `half` entries.
+#[inline(always)]
+pub unsafe fn rotate_head<S: Simd>(
+    x: *mut f32,
+    cos: *const f32,
+    sin: *const f32,
+    half: usize,
+    style: RopeStyle,
+) {
+    match style {
+        RopeStyle::Half => {
+            for i in (0..half).step_by(16) {
+                let left = half - i;
+                let (low, high) = (x.add(i), x.add(half + i));
+                let (a, b) = (load_some::<S>(low, left), load_some::<S>(high, left));
+                let (c, s) = (load_some::<S>(cos.add(i), left), load_some::<S>(sin.add(i), left));
+                store_some::<S>(low, S::sub(S::mul(a, c), S::mul(b, s)), left);
+                store_some::<S>(high, S::add(S::mul(a, s), S::mul(b, c)), left);
+            }
+        }
+        RopeStyle::Interleaved => {
+            for i in 0..half {
+                let (a, b) = (*x.add(2 * i), *x.add(2 * i + 1));
+                let (c, s) = (*cos.add(i), *sin.add(i));
+                *x.add(2 * i) = a * c - b * s;
+                *x.add(2 * i + 1) = a * s + b * c;
+            }
+        }
+    }
+}
+
+/// `out = a * factor`, for any length.
+#[inline(always)]
+pub unsafe fn scale_row<S: Simd>(x: *const f32, len: usize, factor: f32, out: *mut f32) {
+    for i in (0..len).step_by(16) {
+        let value = S::mul(load_some::<S>(x.add(i), len - i), S::splat(factor));
+        store_some::<S>(out.add(i), value, len - i);
+    }
+}

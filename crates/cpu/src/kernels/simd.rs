@@ -1,0 +1,69 @@
+//! The sixteen-lane machine that all kernels are written for.
+//!
+//! A kernel is one generic function over [`Simd`]; `portable`, `avx2` and `avx512` say what the machine's instructions
+//! are. Every method is `#[inline(always)]`, so that it melts into the entry points of [`super::table`], which carry
+//! the target features.
+//!
+//! # Safety
+//! All methods have one contract: the processor has the instructions of the implementation, and pointers are valid for
+//! what the method says it reads or writes (no alignment is needed).
+
+/// Sixteen lanes of f32 (`F`), of i32 (`I`), and sixteen times four bytes (`B`).
+pub trait Simd: Copy + 'static {
+    type F: Copy;
+    type I: Copy;
+    type B: Copy;
+    /// How many tokens a kernel holds in registers at once.
+    const TILE: usize;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(from: *const f32) -> Self::F;
+    unsafe fn store(to: *mut f32, x: Self::F);
+    unsafe fn load_f16(from: *const u16) -> Self::F;
+    unsafe fn load_bf16(from: *const u16) -> Self::F;
+    /// Sixteen u8 as floats.
+    unsafe fn load_u8(from: *const u8) -> Self::F;
+    /// Sixteen i8 as floats.
+    unsafe fn load_i8(from: *const u8) -> Self::F;
+    /// Sixteen bytes as low and high nibbles.
+    unsafe fn load_u4(from: *const u8) -> (Self::F, Self::F);
+
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    unsafe fn abs(a: Self::F) -> Self::F;
+    /// `value` where `x >= limit`, else 0.
+    unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F;
+    unsafe fn sum(a: Self::F) -> f32;
+    unsafe fn maximum(a: Self::F) -> f32;
+
+    /// Rounds to nearest, ties to even.
+    unsafe fn to_int(a: Self::F) -> Self::I;
+    unsafe fn to_float(a: Self::I) -> Self::F;
+    /// Two to the power of each lane, which is in -126..=127.
+    unsafe fn exp2_int(a: Self::I) -> Self::F;
+    unsafe fn splat_int(x: i32) -> Self::I;
+    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I;
+    unsafe fn sum_int(a: Self::I) -> i32;
+    /// Stores lanes that fit in i8.
+    unsafe fn store_i8(to: *mut i8, a: Self::I);
+
+    unsafe fn load_bytes(from: *const u8) -> Self::B;
+    unsafe fn splat_byte(x: u8) -> Self::B;
+    unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    /// Shifts, in which bits may cross into the neighbour byte: mask them away.
+    unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B;
+    unsafe fn bytes_left(a: Self::B, bits: u32) -> Self::B;
+    /// Each byte, below 16, picks an entry of the table.
+    unsafe fn lookup(table: &[u8; 16], index: Self::B) -> Self::B;
+
+    /// Adds to each lane the dot product of its 4 × 4 unsigned weights (below `2^BITS`) with 16 signed activations,
+    /// exactly.
+    unsafe fn dot<const BITS: u32>(sum: Self::I, weights: [Self::B; 4], activations: *const i8) -> Self::I;
+}

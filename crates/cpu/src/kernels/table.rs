@@ -1,0 +1,166 @@
+//! The kernels of each instruction set as a table of function pointers.
+//!
+//! The macro wraps every generic kernel in a function that carries the target features, into which the kernel and the
+//! vector operations are inlined.
+
+use baton_backend::{Activation, KvDtype, RopeStyle, WeightFormat};
+
+use super::attention::{AttentionArgs, MergeArgs};
+use super::gemm::PanelKernel;
+use super::rows::{Epilogue, NormArgs};
+use crate::isa::Isa;
+use crate::quantize::ActivationBlock;
+
+/// One instruction set's kernels.
+///
+/// # Safety
+/// A pointer may be called if the processor has the instruction set the table was built for, and under the contract of
+/// the generic function it stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    panels: [PanelKernel; WeightFormat::ALL.len()],
+    attend: [unsafe fn(&AttentionArgs); 3],
+    pub merge: unsafe fn(&MergeArgs),
+    /// `(x, len, norm, out, accumulate)`.
+    pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
+    /// `(x, len, blocks, lanes)`.
+    pub quantize_row: unsafe fn(*const f32, usize, *mut ActivationBlock, usize),
+    /// `(epilogue, tile, count)`.
+    pub finish_panel: unsafe fn(&Epilogue, *const f32, usize),
+    /// `(epilogue, up_bias, activation, gate, up, count)`.
+    pub finish_gated: unsafe fn(&Epilogue, *const f32, Activation, *const f32, *const f32, usize),
+    /// `(x, cos, sin, half, style)`.
+    pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
+}
+
+impl Kernels {
+    /// The kernels of `isa`, which the processor must have.
+    pub fn new(isa: Isa) -> Self {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2_table::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512_table::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
+            _ => portable_table::KERNELS,
+        }
+    }
+
+    pub fn panel(&self, format: WeightFormat) -> PanelKernel {
+        self.panels[format as usize]
+    }
+
+    pub fn attend(&self, dtype: KvDtype) -> unsafe fn(&AttentionArgs) {
+        self.attend[dtype as usize]
+    }
+}
+
+macro_rules! table {
+    ($module:ident, $simd:ty $(, $features:literal)?) => {
+        mod $module {
+            #![allow(unsafe_op_in_unsafe_fn)]
+            use super::*;
+            use super::super::attention;
+            use super::super::gemm::{
+                self, Element, ElementBf16, ElementF16, ElementF32, PanelArgs,
+            };
+            use super::super::rows;
+            use crate::weights::formats::{self, Quant};
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quant_panel<Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                gemm::quant_panel::<$simd, Q>(args, first, count, out);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn float_panel<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                gemm::float_panel::<$simd, E>(args, first, count, out);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend<E: Element>(args: &AttentionArgs) {
+                attention::attend::<$simd, E>(args);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn merge(args: &MergeArgs) {
+                attention::merge::<$simd>(args);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn norm_row(x: *const f32, len: usize, norm: &NormArgs, out: *mut f32, accumulate: bool) {
+                rows::norm_row::<$simd>(x, len, norm, out, accumulate);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn quantize_row(x: *const f32, len: usize, blocks: *mut ActivationBlock, lanes: usize) {
+                rows::quantize_row::<$simd>(x, len, blocks, lanes);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn finish_panel(epilogue: &Epilogue, tile: *const f32, count: usize) {
+                rows::finish_panel::<$simd>(epilogue, tile, count);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn finish_gated(
+                epilogue: &Epilogue,
+                up_bias: *const f32,
+                activation: Activation,
+                gate: *const f32,
+                up: *const f32,
+                count: usize,
+            ) {
+                rows::finish_gated::<$simd>(epilogue, up_bias, activation, gate, up, count);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn rotate_head(
+                x: *mut f32,
+                cos: *const f32,
+                sin: *const f32,
+                half: usize,
+                style: RopeStyle,
+            ) {
+                rows::rotate_head::<$simd>(x, cos, sin, half, style);
+            }
+
+            pub const KERNELS: Kernels = Kernels {
+                // In the order of `WeightFormat`.
+                panels: [
+                    float_panel::<ElementF32>,
+                    float_panel::<ElementF16>,
+                    float_panel::<ElementBf16>,
+                    quant_panel::<formats::Q4_0>,
+                    quant_panel::<formats::Q4_1>,
+                    quant_panel::<formats::Q5_0>,
+                    quant_panel::<formats::Q5_1>,
+                    quant_panel::<formats::Q8_0>,
+                    quant_panel::<formats::Q2K>,
+                    quant_panel::<formats::Q3K>,
+                    quant_panel::<formats::Q4K>,
+                    quant_panel::<formats::Q5K>,
+                    quant_panel::<formats::Q6K>,
+                    quant_panel::<formats::Iq4Nl>,
+                ],
+                // In the order of `KvDtype`.
+                attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
+                merge,
+                norm_row,
+                quantize_row,
+                finish_panel,
+                finish_gated,
+                rotate_head,
+            };
+        }
+    };
+}
+
+table!(portable_table, super::super::portable::Portable);
+#[cfg(target_arch = "x86_64")]
+table!(avx2_table, super::super::avx2::Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+table!(
+    avx512_table,
+    super::super::avx512::Avx512<false>,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
+);
+#[cfg(target_arch = "x86_64")]
+table!(
+    avx512_vnni_table,
+    super::super::avx512::Avx512<true>,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+);

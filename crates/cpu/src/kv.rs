@@ -1,0 +1,194 @@
+//! The paged KV cache: for each layer keys and values of device and host blocks, in the layout of
+//! [`crate::kernels::attention`]. Both tiers are plain memory here; moving a block is a copy.
+
+use baton_backend::{BackendError, BlockCopy, KvDtype, KvSpec, StepInput};
+use half::{bf16, f16};
+
+use crate::kernels::attention::PANEL_KEYS;
+use crate::memory::{AlignedBytes, SystemMemory};
+use crate::pool::{Pool, Units};
+
+/// The blocks of one layer.
+#[derive(Debug)]
+pub struct KvLayer {
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// `head_dim` rounded up to whole vectors.
+    pub value_dim: usize,
+    device: Tier,
+    host: Tier,
+    key_block_bytes: usize,
+    value_block_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Tier {
+    keys: AlignedBytes,
+    values: AlignedBytes,
+}
+
+#[derive(Debug)]
+pub struct KvCache {
+    pub layers: Vec<KvLayer>,
+    pub dtype: KvDtype,
+    pub block_size: usize,
+    pub num_device_blocks: usize,
+    pub num_host_blocks: usize,
+}
+
+impl KvCache {
+    pub fn new(
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<Self, BackendError> {
+        if spec.block_size == 0 || !spec.block_size.is_multiple_of(PANEL_KEYS) {
+            return Err(BackendError::Unsupported {
+                what: format!(
+                    "a block size of {}: on the CPU it must be a multiple of {PANEL_KEYS}",
+                    spec.block_size
+                ),
+            });
+        }
+        let too_large = || BackendError::Unsupported { what: "a KV cache of that many bytes".to_owned() };
+        let num_blocks = num_device_blocks.checked_add(num_host_blocks).ok_or_else(too_large)?;
+        // Slots are numbered with u32.
+        num_blocks
+            .checked_mul(spec.block_size)
+            .filter(|&slots| u32::try_from(slots).is_ok())
+            .ok_or_else(too_large)?;
+        let mut needed = 0usize;
+        let mut sizes = Vec::with_capacity(spec.layers.len());
+        for layer in &spec.layers {
+            let value_dim = layer.head_dim.checked_next_multiple_of(16).ok_or_else(too_large)?;
+            let size = |dim: usize| {
+                layer.num_kv_heads.checked_mul(spec.block_size)?.checked_mul(dim)?.checked_mul(spec.dtype.bytes())
+            };
+            let keys = size(layer.head_dim).ok_or_else(too_large)?;
+            let values = size(value_dim).ok_or_else(too_large)?;
+            sizes.push((value_dim, keys, values));
+            let layer_bytes = keys.checked_add(values).and_then(|block| block.checked_mul(num_blocks));
+            needed = layer_bytes.and_then(|bytes| needed.checked_add(bytes)).ok_or_else(too_large)?;
+        }
+        // The layers are mapped one by one and touched later, so their sum is compared with what is free here.
+        let free_bytes = SystemMemory::read().free_bytes;
+        let what = "the KV cache";
+        if needed as u64 > free_bytes {
+            let needed_bytes = needed as u64;
+            return Err(BackendError::OutOfMemory { what: what.to_owned(), needed_bytes, free_bytes });
+        }
+        let tier = |blocks: usize, keys: usize, values: usize| -> Result<Tier, BackendError> {
+            Ok(Tier {
+                keys: AlignedBytes::zeroed(blocks * keys, what)?,
+                values: AlignedBytes::zeroed(blocks * values, what)?,
+            })
+        };
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (layer, (value_dim, keys, values)) in spec.layers.iter().zip(sizes) {
+            layers.push(KvLayer {
+                num_kv_heads: layer.num_kv_heads,
+                head_dim: layer.head_dim,
+                value_dim,
+                device: tier(num_device_blocks, keys, values)?,
+                host: tier(num_host_blocks, keys, values)?,
+                key_block_bytes: keys,
+                value_block_bytes: values,
+            });
+        }
+        Ok(Self {
+            layers,
+            dtype: spec.dtype,
+            block_size: spec.block_size,
+            num_device_blocks,
+            num_host_blocks,
+        })
+    }
+
+    /// Moves the step's blocks, in the order of the lists, one layer a unit.
+    pub fn move_blocks(&mut self, input: &StepInput, pool: &Pool) {
+        if input.swap_out.is_empty() && input.swap_in.is_empty() && input.copies.is_empty() {
+            return;
+        }
+        let layers = &self.layers;
+        let units = Units::new(layers.len());
+        pool.run(&|_| {
+            while let Some(unit) = units.take() {
+                let layer = &layers[unit];
+                layer.copy(&layer.device, &layer.host, &input.swap_out);
+                layer.copy(&layer.host, &layer.device, &input.swap_in);
+                layer.copy(&layer.device, &layer.device, &input.copies);
+            }
+        });
+    }
+}
+
+impl KvLayer {
+    /// The device blocks' keys.
+    pub fn keys(&self) -> *mut u8 {
+        self.device.keys.as_mut_ptr()
+    }
+
+    /// The device blocks' values.
+    pub fn values(&self) -> *mut u8 {
+        self.device.values.as_mut_ptr()
+    }
+
+    /// Block numbers were checked against the tiers' sizes when the step came in.
+    fn copy(&self, from: &Tier, to: &Tier, copies: &[BlockCopy]) {
+        for copy in copies {
+            let (source, target) = (copy.from as usize, copy.to as usize);
+            // SAFETY: both blocks lie within their tiers, and one worker moves all blocks of this layer. The ranges are
+            // equal or disjoint; `copy` allows both.
+            unsafe {
+                std::ptr::copy(
+                    from.keys.as_mut_ptr().add(source * self.key_block_bytes),
+                    to.keys.as_mut_ptr().add(target * self.key_block_bytes),
+                    self.key_block_bytes,
+                );
+                std::ptr::copy(
+                    from.values.as_mut_ptr().add(source * self.value_block_bytes),
+                    to.values.as_mut_ptr().add(target * self.value_block_bytes),
+                    self.value_block_bytes,
+                );
+            }
+        }
+    }
+
+    /// Writes one head of one token into its slot.
+    ///
+    /// # Safety
+    /// `slot` lies within the device blocks, nobody else touches this head of it, and both rows have `head_dim` values.
+    pub unsafe fn write(
+        &self,
+        dtype: KvDtype,
+        block_size: usize,
+        slot: usize,
+        head: usize,
+        key: *const f32,
+        value: *const f32,
+    ) {
+        let (block, offset) = (slot / block_size, slot % block_size);
+        let head = (block * self.num_kv_heads + head) * block_size;
+        let first_key =
+            head * self.head_dim + offset / PANEL_KEYS * PANEL_KEYS * self.head_dim + offset % PANEL_KEYS;
+        let first_value = (head + offset) * self.value_dim;
+        // SAFETY: the caller's promise covers all places below; see the layout in `kernels::attention`.
+        unsafe {
+            macro_rules! write_as {
+                ($type:ty, $convert:expr) => {{
+                    let keys = self.keys().cast::<$type>().add(first_key);
+                    let values = self.values().cast::<$type>().add(first_value);
+                    for i in 0..self.head_dim {
+                        *keys.add(i * PANEL_KEYS) = $convert(*key.add(i));
+                        *values.add(i) = $convert(*value.add(i));
+                    }
+                }};
+            }
+            match dtype {
+                KvDtype::F32 => write_as!(f32, |x: f32| x),
+                KvDtype::F16 => write_as!(f16, f16::from_f32),
+                KvDtype::BF16 => write_as!(bf16, bf16::from_f32),
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Memory of the backend: aligned, zeroed, asked for politely.
+//!
+//! Every large request is compared with what the system says is free, so that a model which does not fit is a clear
+//! error and not a killed process. Large blocks come straight from the system as untouched zero pages.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+use baton_backend::BackendError;
+
+/// Requests below this are not worth a look at the system's counters.
+const CHECKED_BYTES: usize = 1 << 20;
+/// From here on memory is mapped, in whole huge pages where the system has them.
+const MAPPED_BYTES: usize = 1 << 22;
+/// A cache line, and the widest vector.
+const ALIGNMENT: usize = 64;
+
+/// Zeroed memory that starts on a cache line.
+#[derive(Debug)]
+pub struct AlignedBytes {
+    start: NonNull<u8>,
+    len: usize,
+    mapped: bool,
+}
+
+// SAFETY: the memory is owned and has no interior state; sharing is governed by the borrow of the owner.
+unsafe impl Send for AlignedBytes {}
+// SAFETY: as above; writes through shared references go through raw pointers whose users prove disjointness.
+unsafe impl Sync for AlignedBytes {}
+
+impl AlignedBytes {
+    /// `len` zero bytes, or an error that names `what` they were for.
+    pub fn zeroed(len: usize, what: &str) -> Result<Self, BackendError> {
+        let out_of_memory = || BackendError::OutOfMemory {
+            what: what.to_owned(),
+            needed_bytes: len as u64,
+            free_bytes: SystemMemory::read().free_bytes,
+        };
+        if len >= CHECKED_BYTES && len as u64 > SystemMemory::read().free_bytes {
+            return Err(out_of_memory());
+        }
+        if len >= MAPPED_BYTES
+            && let Some(start) = map_zeroed(len)
+        {
+            return Ok(Self { start, len, mapped: true });
+        }
+        let layout = Self::layout(len).ok_or_else(out_of_memory)?;
+        // SAFETY: the layout has a non-zero size.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        Ok(Self { start, len, mapped: false })
+    }
+
+    fn layout(len: usize) -> Option<Layout> {
+        Layout::from_size_align(len.max(1), ALIGNMENT).ok()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first byte. Writers must prove that nobody else touches what they write.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for AlignedBytes {
+    fn drop(&mut self) {
+        if self.mapped {
+            unmap(self.start, self.len);
+        } else if let Some(layout) = Self::layout(self.len) {
+            // SAFETY: allocated in `zeroed` with this very layout.
+            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
+        }
+    }
+}
+
+#[cfg(unix)]
+fn map_zeroed(len: usize) -> Option<NonNull<u8>> {
+    // SAFETY: a private anonymous mapping at an address of the system's choice; failure is checked below.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return None;
+    }
+    #[cfg(target_os = "linux")]
+    // SAFETY: advice on the mapping just made; it may be refused without harm.
+    unsafe {
+        libc::madvise(start, len, libc::MADV_HUGEPAGE);
+    }
+    NonNull::new(start.cast())
+}
+
+#[cfg(unix)]
+fn unmap(start: NonNull<u8>, len: usize) {
+    // SAFETY: `start` and `len` are those of a mapping made by `map_zeroed`, given back once.
+    unsafe { libc::munmap(start.as_ptr().cast(), len) };
+}
+
+#[cfg(not(unix))]
+fn map_zeroed(_len: usize) -> Option<NonNull<u8>> {
+    None
+}
+
+#[cfg(not(unix))]
+fn unmap(_start: NonNull<u8>, _len: usize) {}
+
+/// What the system says about its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemMemory {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+impl SystemMemory {
+    /// From `/proc/meminfo`, tightened by the limit of the control group where there is one. A system that says
+    /// nothing is taken at its allocator's word.
+    pub fn read() -> Self {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let mut memory = Self::parse(&text).unwrap_or(Self { total_bytes: u64::MAX, free_bytes: u64::MAX });
+        let number = |name: &str| -> Option<u64> {
+            std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
+        };
+        if let (Some(limit), Some(used)) = (number("memory.max"), number("memory.current")) {
+            memory.total_bytes = memory.total_bytes.min(limit);
+            memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(used));
+        }
+        memory
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let kibibytes = |name: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse().ok()
+        };
+        Some(Self {
+            total_bytes: kibibytes("MemTotal:")?.checked_mul(1024)?,
+            free_bytes: kibibytes("MemAvailable:")?.checked_mul(1024)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_aligned() {
+        for len in [0, 1, 1000, MAPPED_BYTES + 3] {
+            let bytes = AlignedBytes::zeroed(len, "a test").expect("small");
+            assert_eq!(bytes.as_mut_ptr() as usize % ALIGNMENT, 0);
+            // SAFETY: `len` bytes were allocated and nobody writes.
+            let slice = unsafe { std::slice::from_raw_parts(bytes.as_mut_ptr(), len) };
+            assert!(slice.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        let error = AlignedBytes::zeroed(usize::MAX / 2, "the KV cache").expect_err("too much");
+        assert!(matches!(error, BackendError::OutOfMemory { what, .. } if what == "the KV cache"));
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        let text = "MemTotal:       16 kB\nMemFree: 1 kB\nMemAvailable:    8 kB\n";
+        assert_eq!(SystemMemory::parse(text), Some(SystemMemory { total_bytes: 16384, free_bytes: 8192 }));
+        assert_eq!(SystemMemory::parse("nothing"), None);
+    }
+}

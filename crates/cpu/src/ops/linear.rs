@@ -1,0 +1,78 @@
+//! `output = weight · norm(input) + bias`, or `output += …`.
+
+use baton_backend::Linear;
+
+use super::product::{Product, ProductInput, Tile};
+use super::{OpResult, Step, require};
+use crate::buffers::{Matrix, Shared};
+use crate::kernels::rows::Epilogue;
+use crate::pool::Worker;
+
+/// Where all panels of a product go.
+#[derive(Clone, Copy)]
+pub struct Target {
+    pub output: Matrix,
+    /// Null without.
+    pub bias: *const f32,
+    pub accumulate: bool,
+    pub softcap: Option<f32>,
+}
+
+/// Both phases of a plain product on one worker.
+///
+/// # Safety
+/// `target` has a row for each token and a column (and bias) for each row of the weight, and nobody else uses it.
+pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: &Target) {
+    product.prepare(worker, |_| {});
+    let mut tile = Tile::new();
+    while let Some(unit) = product.take() {
+        for panel in product.matrix.panels.get(clip(&unit.panels, product)).into_iter().flatten() {
+            product.multiply(panel, &unit, &mut tile);
+            let row = panel.row as usize;
+            // SAFETY: each (panel, tokens) is written by the one worker that took the unit, within the target's shape.
+            unsafe {
+                let epilogue = Epilogue {
+                    bias: if target.bias.is_null() { target.bias } else { target.bias.add(row) },
+                    out: target.output.row(unit.first_token).add(row),
+                    stride: target.output.cols,
+                    num_rows: panel.num_rows as usize,
+                    accumulate: target.accumulate,
+                    softcap: target.softcap,
+                };
+                (product.kernels.finish_panel)(&epilogue, tile.start(), unit.num_tokens);
+            }
+        }
+    }
+}
+
+/// The last unit may reach past the panels.
+fn clip(panels: &std::ops::Range<usize>, product: &Product<'_>) -> std::ops::Range<usize> {
+    panels.start..panels.end.min(product.matrix.panels.len())
+}
+
+impl Step<'_> {
+    pub(super) fn run_linear(&mut self, op: &Linear) -> OpResult {
+        let num_tokens = self.input.num_tokens();
+        if num_tokens == 0 {
+            return Ok(());
+        }
+        let (weight, matrix) = self.packed(op.weight)?;
+        let output = self.buffer(op.output, num_tokens)?;
+        require(output.cols == weight.rows, "the output of a product is not as wide as its weight is high")?;
+        let bias = self.optional_vector(op.bias, weight.rows)?;
+        let input = ProductInput {
+            buffer: op.input,
+            norm: op.norm,
+            gather: None,
+            num_tokens,
+            in_place: op.input == op.output,
+        };
+        let product = Product::new(self, &input, matrix, weight.cols, matrix.panels.len())?;
+        let target = Target { output, bias, accumulate: op.accumulate, softcap: None };
+        // SAFETY: workers write disjoint parts of the output, as `multiply_into` says.
+        let target = unsafe { Shared::new(target) };
+        // SAFETY: the shapes were checked above.
+        self.backend.pool.run(&|worker| unsafe { multiply_into(worker, &product, target.get()) });
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What all products share: the input rows made ready for a weight, and the walk over panels and tokens.
+//!
+//! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A unit of phase
+//! two is some panels times some tokens; panels come first in the numbering, so that a worker goes through many panels
+//! with the same tokens in its cache.
+
+use std::mem::MaybeUninit;
+
+use baton_backend::{BackendError, BufferId, Norm, WeightFormat};
+
+use super::{Step, require};
+use crate::buffers::Matrix;
+use crate::kernels::Kernels;
+use crate::kernels::gemm::PanelArgs;
+use crate::kernels::rows::NormArgs;
+use crate::pool::{Units, Worker};
+use crate::quantize::{self, ActivationBlock, LANES};
+use crate::weights::formats::{BLOCK, PANEL_ROWS};
+use crate::weights::{PackedMatrix, Panel};
+
+/// The most tokens of a unit: a multiple of [`LANES`].
+pub const MAX_CHUNK: usize = 128;
+/// Activations of a unit's tokens should stay in the second-level cache.
+const CHUNK_BYTES: usize = 512 << 10;
+/// Units for each thread, so that a slow one does not hold up the rest.
+const UNITS_PER_THREAD: usize = 8;
+
+/// The product of one panel with a chunk of tokens, `[tokens, 16]`, with room to read a vector from any lane on.
+pub struct Tile([MaybeUninit<f32>; (MAX_CHUNK + 1) * PANEL_ROWS]);
+
+impl Tile {
+    pub fn new() -> Self {
+        Self([MaybeUninit::uninit(); (MAX_CHUNK + 1) * PANEL_ROWS])
+    }
+
+    pub fn start(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Input rows and where they are made ready.
+pub struct Product<'a> {
+    pub kernels: Kernels,
+    pub matrix: &'a PackedMatrix,
+    pub num_tokens: usize,
+    input: Matrix,
+    /// Which input row each token is; its own number if `None`.
+    gather: Option<&'a [u32]>,
+    norm: Option<NormArgs>,
+    cols: usize,
+    blocks: *mut ActivationBlock,
+    lanes: usize,
+    /// Rows for float parts: the input itself where nothing is done to it.
+    floats: Matrix,
+    /// Rows have to be written to `floats`.
+    copies_floats: bool,
+    /// One row a worker.
+    rows: Matrix,
+    chunk: usize,
+    panels_per_unit: usize,
+    num_panel_units: usize,
+    row_units: Units,
+    units: Units,
+}
+
+// SAFETY: the pointers are to buffers of the backend, which outlive the op; writers are told apart by units (rows in
+// phase one) and a barrier lies between the phases.
+unsafe impl Sync for Product<'_> {}
+
+/// What a unit of phase two covers.
+pub struct ProductUnit {
+    pub panels: std::ops::Range<usize>,
+    pub first_token: usize,
+    pub num_tokens: usize,
+}
+
+/// Where the input of a product comes from.
+pub struct ProductInput<'a> {
+    pub buffer: BufferId,
+    pub norm: Option<Norm>,
+    pub gather: Option<&'a [u32]>,
+    pub num_tokens: usize,
+    /// The op writes to the buffer it reads.
+    pub in_place: bool,
+}
+
+impl<'a> Product<'a> {
+    /// `num_panels` are walked over: all, or half of them where they are taken in pairs.
+    pub fn new(
+        step: &'a Step<'_>,
+        input: &ProductInput<'a>,
+        matrix: &'a PackedMatrix,
+        cols: usize,
+        num_panels: usize,
+    ) -> Result<Self, BackendError> {
+        let num_tokens = input.num_tokens;
+        let source = step.buffer(input.buffer, if input.gather.is_some() { 0 } else { num_tokens })?;
+        require(source.cols == cols, "the input of a product is not as wide as its weight")?;
+        if let Some(gather) = input.gather {
+            require(
+                gather.iter().all(|&row| (row as usize) < source.rows),
+                "a row outside its buffer is gathered",
+            )?;
+        }
+        let norm = input.norm.map(|norm| step.norm_args(&norm, cols)).transpose()?;
+        let scratch = &step.backend.scratch;
+        let copies_floats =
+            matrix.has_floats && (norm.is_some() || input.gather.is_some() || input.in_place);
+        let floats = if copies_floats {
+            let all = scratch.floats.matrix();
+            all.reshaped(num_tokens, cols).expect("the scratch holds the largest step of the widest float weight")
+        } else {
+            source
+        };
+        let num_threads = step.backend.pool.num_threads();
+        let bytes_per_token = 4 * cols;
+        let chunk = (CHUNK_BYTES / bytes_per_token.max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES;
+        let num_chunks = num_tokens.div_ceil(chunk);
+        let panels_per_unit = (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
+        let num_panel_units = num_panels.div_ceil(panels_per_unit);
+        Ok(Self {
+            kernels: step.backend.kernels,
+            matrix,
+            num_tokens,
+            input: source,
+            gather: input.gather,
+            norm,
+            cols,
+            blocks: scratch.blocks(),
+            lanes: quantize::lanes(num_tokens),
+            floats,
+            copies_floats,
+            rows: scratch.rows.matrix(),
+            chunk,
+            panels_per_unit,
+            num_panel_units,
+            row_units: Units::new(num_tokens),
+            units: Units::new(num_panel_units * num_chunks),
+        })
+    }
+
+    /// Phase one: makes all rows ready. `also` is run for each row by the same worker.
+    pub fn prepare(&self, worker: &Worker<'_>, also: impl Fn(usize)) {
+        while let Some(row) = self.row_units.take() {
+            self.prepare_row(worker.index, row);
+            also(row);
+        }
+        worker.barrier();
+    }
+
+    fn prepare_row(&self, worker: usize, row: usize) {
+        let mut source = self.input.row(self.gather.map_or(row, |gather| gather[row] as usize)).cast_const();
+        // SAFETY: rows have `cols` values (checked in `new`); the targets are this row's of `floats` and `blocks` and
+        // this worker's of `rows`, which nobody else writes.
+        unsafe {
+            if let Some(norm) = &self.norm {
+                let target = if self.copies_floats { self.floats.row(row) } else { self.rows.row(worker) };
+                (self.kernels.norm_row)(source, self.cols, norm, target, false);
+                source = target;
+            } else if self.copies_floats {
+                std::ptr::copy_nonoverlapping(source, self.floats.row(row), self.cols);
+            }
+            if self.matrix.has_quants {
+                let first = quantize::first_block(row, self.lanes, self.cols / BLOCK);
+                (self.kernels.quantize_row)(source, self.cols, self.blocks.add(first), self.lanes);
+            }
+        }
+    }
+
+    /// The next piece of phase two.
+    pub fn take(&self) -> Option<ProductUnit> {
+        let unit = self.units.take()?;
+        let (chunk, group) = (unit / self.num_panel_units, unit % self.num_panel_units);
+        let first_panel = group * self.panels_per_unit;
+        let first_token = chunk * self.chunk;
+        Some(ProductUnit {
+            panels: first_panel..first_panel + self.panels_per_unit,
+            first_token,
+            num_tokens: self.chunk.min(self.num_tokens - first_token),
+        })
+    }
+
+    /// Multiplies one panel with a unit's tokens.
+    pub fn multiply(&self, panel: &Panel, unit: &ProductUnit, tile: &mut Tile) {
+        let part = &self.matrix.parts[panel.part as usize];
+        let format: WeightFormat = part.format;
+        let args = PanelArgs {
+            quants: part.panel_quants(panel.index as usize),
+            scales: part.panel_scales(panel.index as usize),
+            cols: self.cols,
+            blocks: self.blocks,
+            lanes: self.lanes,
+            floats: self.floats.row(0),
+            stride: self.floats.cols,
+        };
+        // SAFETY: the panel has `cols` columns, all rows are ready (the barrier), the tile has room for a chunk, and
+        // the kernels are those of this processor.
+        unsafe { self.kernels.panel(format)(&args, unit.first_token, unit.num_tokens, tile.start()) };
+    }
+}

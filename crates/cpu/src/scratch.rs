@@ -1,0 +1,140 @@
+//! Memory that ops use for a moment: sized from the limits, the weights and the cache before *ready*.
+
+use baton_backend::sampling::SampleScratch;
+use baton_backend::{BackendError, Sampled, StepLimits};
+use baton_core::TokenLogprob;
+
+use crate::buffers::Buffer;
+use crate::kernels::attention::{AttentionScratch, UNIT_ROWS};
+use crate::memory::AlignedBytes;
+use crate::quantize::{self, ActivationBlock};
+use crate::weights::formats::BLOCK;
+
+/// A part of an attention item that one worker takes.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionUnit {
+    pub item: u32,
+    /// First query, counted from the item's first.
+    pub first: u32,
+    pub num_queries: u32,
+}
+
+/// One worker's memory for sampling.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    pub scratch: SampleScratch,
+    pub top: Vec<TokenLogprob>,
+}
+
+/// What one sample drew, and which worker holds its most likely tokens.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    pub sampled: Sampled,
+    pub worker: usize,
+}
+
+#[derive(Debug)]
+pub struct Scratch {
+    /// Quantised activations.
+    blocks: AlignedBytes,
+    /// Activations for float weights, `[rows, cols]`.
+    pub floats: Buffer,
+    /// One normalised row a worker.
+    pub rows: Buffer, // [threads, cols]
+    /// Keys and values before they go into their slots.
+    pub kv: Buffer, // [tokens, 2 * kv heads * head_dim]
+    pub attention: Buffer, // [threads, AttentionScratch]
+    pub partials: Buffer,
+    pub partial_lse: Buffer,
+    pub units: Vec<AttentionUnit>,
+    pub samplers: Vec<Sampler>,
+    pub draws: Vec<Option<Draw>>,
+    /// Columns of the widest weight, of any kind and of the float ones.
+    max_cols: usize,
+    max_float_cols: usize,
+    max_rows: usize,
+}
+
+impl Scratch {
+    pub fn new(num_threads: usize) -> Result<Self, BackendError> {
+        let empty = || Buffer::new(0, 0, "scratch");
+        Ok(Self {
+            blocks: AlignedBytes::zeroed(0, "scratch")?,
+            floats: empty()?,
+            rows: empty()?,
+            kv: empty()?,
+            attention: empty()?,
+            partials: empty()?,
+            partial_lse: empty()?,
+            units: Vec::new(),
+            samplers: (0..num_threads).map(|_| Sampler::default()).collect(),
+            draws: Vec::new(),
+            max_cols: 0,
+            max_float_cols: 0,
+            max_rows: 0,
+        })
+    }
+
+    /// Room for the step's own arrays.
+    pub fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        self.max_rows = limits.max_tokens.max(limits.max_logit_rows);
+        self.units.reserve(limits.max_tokens.min(1 << 20));
+        self.draws.reserve(limits.max_samples.min(1 << 20));
+        for sampler in &mut self.samplers {
+            sampler.scratch = SampleScratch::with_vocab_size(limits.vocab_size.min(1 << 24));
+        }
+        self.resize()
+    }
+
+    /// Room for the activations of a weight.
+    pub fn add_weight(&mut self, cols: usize, has_floats: bool) -> Result<(), BackendError> {
+        self.max_cols = self.max_cols.max(cols);
+        if has_floats {
+            self.max_float_cols = self.max_float_cols.max(cols);
+        }
+        self.resize()
+    }
+
+    fn resize(&mut self) -> Result<(), BackendError> {
+        let what = "scratch for activations";
+        let too_large = || BackendError::Unsupported { what: format!("{what}: it is too large") };
+        let blocks = quantize::num_blocks(self.max_rows, self.max_cols.div_ceil(BLOCK));
+        let bytes = blocks.and_then(|n| n.checked_mul(size_of::<ActivationBlock>())).ok_or_else(too_large)?;
+        if bytes > self.blocks.len() {
+            self.blocks = AlignedBytes::zeroed(bytes, what)?;
+        }
+        let floats = self.max_rows.checked_mul(self.max_float_cols).ok_or_else(too_large)?;
+        self.floats.reserve(floats, what)?;
+        if self.max_cols > self.rows.matrix().cols {
+            self.rows = Buffer::new(self.samplers.len(), self.max_cols.next_multiple_of(16), what)?;
+        }
+        Ok(())
+    }
+
+    pub fn blocks(&self) -> *mut ActivationBlock {
+        self.blocks.as_mut_ptr().cast()
+    }
+
+    /// Room for attention units of `group` heads; grows only for a group larger than any before.
+    pub fn reserve_attention(&mut self, group: usize, value_dim: usize) -> Result<(), BackendError> {
+        let floats = AttentionScratch::floats(UNIT_ROWS.max(group), value_dim).next_multiple_of(16);
+        if floats > self.attention.matrix().cols {
+            self.attention = Buffer::new(self.samplers.len(), floats, "scratch for attention")?;
+        }
+        Ok(())
+    }
+
+    /// Room for partial results of attention.
+    pub fn reserve_partials(
+        &mut self,
+        num_partials: usize,
+        num_heads: usize,
+        value_dim: usize,
+    ) -> Result<(), BackendError> {
+        let what = "partial results of attention";
+        let too_large = || BackendError::Unsupported { what: format!("that many {what}") };
+        let rows = num_partials.checked_mul(num_heads).ok_or_else(too_large)?;
+        self.partials.reserve(rows.checked_mul(value_dim).ok_or_else(too_large)?, what)?;
+        self.partial_lse.reserve(rows, what)
+    }
+}

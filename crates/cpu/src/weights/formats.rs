@@ -1,0 +1,312 @@
+//! The block formats as the kernels see them: bit-planes, kinds of scales, offsets; and how a block of a file is taken
+//! apart into unsigned quants and scales.
+//!
+//! Every format is `value = scale · (q − offset) + min` with an unsigned `q`. Nothing is rounded here: the packed
+//! weight holds the same numbers as the file.
+
+use baton_backend::WeightFormat;
+
+/// Rows of a panel: one lane of a 16-wide vector each.
+pub const PANEL_ROWS: usize = 16;
+/// Values along k that share one activation scale.
+pub const BLOCK: usize = 32;
+/// The most values one block of a file can have.
+pub const SUPER_BLOCK: usize = 256;
+
+/// How the quants of a `16 rows × 32 k` block lie in bit-planes. A plane's byte `row * 4 + i` holds values of eight
+/// groups `g`, value `i` of group `g` being `k = 4 g + i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planes {
+    /// Two bits: two lines; group `g` is in bits `2 (g % 4)` of line `g / 4`.
+    Two,
+    /// Two bits, and a third one in a line of its own (bit `g`).
+    TwoOne,
+    /// Nibbles: four lines; group `g` is in the low (`g < 4`) or high nibble of line `g % 4`.
+    Four,
+    /// Nibbles, and a fifth bit in a line of its own (bit `g`).
+    FourOne,
+    /// Nibbles, and two more bits in two lines as in `Two`.
+    FourTwo,
+    /// Whole bytes: eight lines.
+    Eight,
+}
+
+impl Planes {
+    /// Bytes of a block of 16 rows.
+    pub const fn bytes(self) -> usize {
+        64 * match self {
+            Self::Two => 2,
+            Self::TwoOne => 3,
+            Self::Four => 4,
+            Self::FourOne => 5,
+            Self::FourTwo => 6,
+            Self::Eight => 8,
+        }
+    }
+}
+
+/// How the scales of 16 rows lie. All arrays have 16 entries, one a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// A block of 32: `d` (f16).
+    Plain,
+    /// A block of 32: `d`, `min` (f16).
+    WithMin,
+    /// A super-block of 256: `d`, `dmin` (f16), then for each 32 values `scale`, `min` (u8).
+    SubMin32,
+    /// A super-block of 256: `d` (f16), then for each 32 values two `scale` (i8), one for each 16.
+    SubSigned16,
+    /// A super-block of 256: `d`, `dmin` (f16), then for each 32 values two bytes: scale low, min high nibble.
+    SubNibble16,
+}
+
+impl Scales {
+    /// 32-blocks that share a header.
+    pub const fn blocks_per_header(self) -> usize {
+        match self {
+            Self::Plain | Self::WithMin => 1,
+            Self::SubMin32 | Self::SubSigned16 | Self::SubNibble16 => 8,
+        }
+    }
+
+    /// Bytes of the f16 part.
+    pub const fn header_bytes(self) -> usize {
+        match self {
+            Self::Plain | Self::SubSigned16 => 32,
+            Self::WithMin | Self::SubMin32 | Self::SubNibble16 => 64,
+        }
+    }
+
+    /// Bytes of the small scales of a 32-block.
+    pub const fn sub_bytes(self) -> usize {
+        match self {
+            Self::Plain | Self::WithMin => 0,
+            Self::SubMin32 | Self::SubSigned16 | Self::SubNibble16 => 32,
+        }
+    }
+
+    /// Bytes of a header with all its blocks.
+    pub const fn group_bytes(self) -> usize {
+        self.header_bytes() + self.sub_bytes() * self.blocks_per_header()
+    }
+}
+
+/// A quantised format at compile time.
+pub trait Quant: 'static {
+    const PLANES: Planes;
+    const SCALES: Scales;
+    /// The offset is two to this power; `None` where the format has mins instead.
+    const OFFSET_SHIFT: Option<u32>;
+    /// Nibbles are indices into [`IQ4_NL_VALUES`].
+    const LOOKUP: bool = false;
+    /// Significant bits of an unpacked value.
+    const BITS: u32;
+}
+
+macro_rules! quant {
+    ($name:ident, $planes:ident, $scales:ident, $offset:expr, $bits:expr, $lookup:expr) => {
+        #[allow(non_camel_case_types)]
+        #[derive(Debug)]
+        pub struct $name;
+        impl Quant for $name {
+            const PLANES: Planes = Planes::$planes;
+            const SCALES: Scales = Scales::$scales;
+            const OFFSET_SHIFT: Option<u32> = $offset;
+            const LOOKUP: bool = $lookup;
+            const BITS: u32 = $bits;
+        }
+    };
+}
+
+quant!(Q4_0, Four, Plain, Some(3), 4, false);
+quant!(Q4_1, Four, WithMin, None, 4, false);
+quant!(Q5_0, FourOne, Plain, Some(4), 5, false);
+quant!(Q5_1, FourOne, WithMin, None, 5, false);
+quant!(Q8_0, Eight, Plain, Some(7), 8, false);
+quant!(Iq4Nl, Four, Plain, Some(7), 8, true);
+quant!(Q2K, Two, SubNibble16, None, 2, false);
+quant!(Q3K, TwoOne, SubSigned16, Some(2), 3, false);
+quant!(Q4K, Four, SubMin32, None, 4, false);
+quant!(Q5K, FourOne, SubMin32, None, 5, false);
+quant!(Q6K, FourTwo, SubSigned16, Some(5), 6, false);
+
+/// The values of IQ4_NL's nibbles, plus 128 so that they are unsigned.
+pub const IQ4_NL_VALUES: [u8; 16] = {
+    let signed: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+    let mut unsigned = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        unsigned[i] = (signed[i] as i16 + 128) as u8;
+        i += 1;
+    }
+    unsigned
+};
+
+/// How a quantised format is packed, as data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantLayout {
+    pub planes: Planes,
+    pub scales: Scales,
+}
+
+impl QuantLayout {
+    fn of<Q: Quant>() -> Self {
+        Self { planes: Q::PLANES, scales: Q::SCALES }
+    }
+
+    /// `None` for the float formats.
+    pub fn new(format: WeightFormat) -> Option<Self> {
+        Some(match format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => return None,
+            WeightFormat::Q4_0 => Self::of::<Q4_0>(),
+            WeightFormat::Q4_1 => Self::of::<Q4_1>(),
+            WeightFormat::Q5_0 => Self::of::<Q5_0>(),
+            WeightFormat::Q5_1 => Self::of::<Q5_1>(),
+            WeightFormat::Q8_0 => Self::of::<Q8_0>(),
+            WeightFormat::Q2_K => Self::of::<Q2K>(),
+            WeightFormat::Q3_K => Self::of::<Q3K>(),
+            WeightFormat::Q4_K => Self::of::<Q4K>(),
+            WeightFormat::Q5_K => Self::of::<Q5K>(),
+            WeightFormat::Q6_K => Self::of::<Q6K>(),
+            WeightFormat::IQ4_NL => Self::of::<Iq4Nl>(),
+        })
+    }
+}
+
+/// A block of a file, taken apart.
+#[derive(Clone, Debug)]
+pub struct OpenBlock {
+    /// Unsigned quants in the order of k; 32 or 256 are used.
+    pub quants: [u8; SUPER_BLOCK],
+    /// Bits of f16.
+    pub d: u16,
+    pub dmin: u16,
+    /// The small scales as they are packed: see [`Scales`].
+    pub sub: [u8; 16],
+    pub sub_min: [u8; 8],
+}
+
+impl Default for OpenBlock {
+    fn default() -> Self {
+        Self { quants: [0; SUPER_BLOCK], d: 0, dmin: 0, sub: [0; 16], sub_min: [0; 8] }
+    }
+}
+
+impl OpenBlock {
+    /// Takes a block apart. `bytes` is one whole block of a quantised `format`.
+    pub fn read(&mut self, format: WeightFormat, bytes: &[u8]) {
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        match format {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {}
+            WeightFormat::Q4_0 | WeightFormat::IQ4_NL => {
+                self.d = half(0);
+                self.nibbles(&bytes[2..18]);
+            }
+            WeightFormat::Q4_1 => {
+                (self.d, self.dmin) = (half(0), half(2));
+                self.nibbles(&bytes[4..20]);
+            }
+            WeightFormat::Q5_0 => {
+                self.d = half(0);
+                self.nibbles(&bytes[6..22]);
+                self.fifth_bits(&bytes[2..6]);
+            }
+            WeightFormat::Q5_1 => {
+                (self.d, self.dmin) = (half(0), half(2));
+                self.nibbles(&bytes[8..24]);
+                self.fifth_bits(&bytes[4..8]);
+            }
+            WeightFormat::Q8_0 => {
+                self.d = half(0);
+                for (quant, &byte) in self.quants.iter_mut().zip(&bytes[2..34]) {
+                    *quant = byte ^ 0x80;
+                }
+            }
+            WeightFormat::Q2_K => {
+                self.sub.copy_from_slice(&bytes[..16]);
+                self.crumbs(&bytes[16..80]);
+                (self.d, self.dmin) = (half(80), half(82));
+            }
+            WeightFormat::Q3_K => {
+                self.crumbs(&bytes[32..96]);
+                for (k, quant) in self.quants.iter_mut().enumerate() {
+                    *quant |= ((bytes[k % 32] >> (k / 32)) & 1) << 2;
+                }
+                self.six_bit_signed(&bytes[96..108]);
+                self.d = half(108);
+            }
+            WeightFormat::Q4_K => {
+                (self.d, self.dmin) = (half(0), half(2));
+                self.six_bit_pairs(&bytes[4..16]);
+                self.long_nibbles(&bytes[16..144]);
+            }
+            WeightFormat::Q5_K => {
+                (self.d, self.dmin) = (half(0), half(2));
+                self.six_bit_pairs(&bytes[4..16]);
+                self.long_nibbles(&bytes[48..176]);
+                for (k, quant) in self.quants.iter_mut().enumerate() {
+                    *quant |= ((bytes[16 + k % 32] >> (k / 32)) & 1) << 4;
+                }
+            }
+            WeightFormat::Q6_K => self.read_q6_k(bytes),
+        }
+    }
+
+    fn nibbles(&mut self, bytes: &[u8]) {
+        for (i, &byte) in bytes.iter().enumerate() {
+            self.quants[i] = byte & 15;
+            self.quants[i + 16] = byte >> 4;
+        }
+    }
+
+    fn fifth_bits(&mut self, bytes: &[u8]) {
+        for (k, quant) in self.quants[..BLOCK].iter_mut().enumerate() {
+            *quant |= ((bytes[k / 8] >> (k % 8)) & 1) << 4;
+        }
+    }
+
+    /// 64 values in 32 bytes: the low nibbles first, then the high ones.
+    fn long_nibbles(&mut self, bytes: &[u8]) {
+        for (k, quant) in self.quants.iter_mut().enumerate() {
+            *quant = (bytes[k / 64 * 32 + k % 32] >> (k / 32 % 2 * 4)) & 15;
+        }
+    }
+
+    /// 128 values in 32 bytes: the lowest two bits first.
+    fn crumbs(&mut self, bytes: &[u8]) {
+        for (k, quant) in self.quants.iter_mut().enumerate() {
+            *quant = (bytes[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2)) & 3;
+        }
+    }
+
+    /// Eight scales and eight mins of six bits in twelve bytes.
+    fn six_bit_pairs(&mut self, bytes: &[u8]) {
+        for i in 0..4 {
+            self.sub[i] = bytes[i] & 63;
+            self.sub_min[i] = bytes[i + 4] & 63;
+            self.sub[i + 4] = (bytes[i + 8] & 15) | ((bytes[i] >> 6) << 4);
+            self.sub_min[i + 4] = (bytes[i + 8] >> 4) | ((bytes[i + 4] >> 6) << 4);
+        }
+    }
+
+    /// Sixteen scales of six bits, stored plus 32, in twelve bytes; kept as i8.
+    fn six_bit_signed(&mut self, bytes: &[u8]) {
+        for (i, sub) in self.sub.iter_mut().enumerate() {
+            let low = (bytes[i % 8] >> (i / 8 * 4)) & 15;
+            let high = (bytes[8 + i % 4] >> (i / 4 * 2)) & 3;
+            *sub = (low | (high << 4)).wrapping_sub(32);
+        }
+    }
+
+    fn read_q6_k(&mut self, bytes: &[u8]) {
+        let (low, high) = (&bytes[..128], &bytes[128..192]);
+        for (k, quant) in self.quants.iter_mut().enumerate() {
+            let (half, quarter, i) = (k / 128, k / 32 % 4, k % 32);
+            let nibble = (low[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4)) & 15;
+            let crumb = (high[half * 32 + i] >> (quarter * 2)) & 3;
+            *quant = nibble | (crumb << 4);
+        }
+        self.sub.copy_from_slice(&bytes[192..208]);
+        self.d = u16::from_le_bytes([bytes[208], bytes[209]]);
+    }
+}

@@ -1,0 +1,179 @@
+//! Weights as the kernels read them. A matrix is a list of parts, each of one format, cut into panels of 16 rows.
+//!
+//! Not here: any arithmetic (`kernels`). What embeddings need stays a [`Tensor`], whose rows are opened on lookup.
+
+pub mod formats;
+mod pack;
+
+use baton_backend::{BackendError, Tensor, WeightUse};
+
+use crate::pool::Pool;
+pub use pack::PackedPart;
+
+/// Sixteen rows (or fewer, at the end of a part) of a weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel {
+    pub part: u32,
+    /// Which panel of the part.
+    pub index: u32,
+    /// First row in the whole matrix.
+    pub row: u32,
+    pub num_rows: u32,
+}
+
+/// A matrix that `linear` and its kin can multiply with.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    pub parts: Vec<PackedPart>,
+    /// In the order of rows. Where the number of rows is even, the panels of the second half lie in it exactly as
+    /// those of the first half do, so that gate and up rows pair.
+    pub panels: Vec<Panel>,
+    pub has_floats: bool,
+    pub has_quants: bool,
+}
+
+/// One loaded weight.
+#[derive(Debug)]
+pub struct Weight {
+    pub rows: usize,
+    pub cols: usize,
+    pub packed: Option<PackedMatrix>,
+    /// Kept for lookups, with the first row of each.
+    pub tensors: Vec<(usize, Tensor)>,
+}
+
+impl Weight {
+    pub fn load(parts: &[Tensor], usage: WeightUse, pool: &Pool) -> Result<Self, BackendError> {
+        let unsupported = |what: &str| BackendError::Unsupported { what: what.to_owned() };
+        let cols = parts.first().ok_or_else(|| unsupported("a weight without parts"))?.cols();
+        if parts.iter().any(|part| part.cols() != cols) {
+            return Err(unsupported("a weight whose parts have different numbers of columns"));
+        }
+        let mut rows = 0usize;
+        let mut tensors = Vec::with_capacity(parts.len());
+        for part in parts {
+            tensors.push((rows, part.clone()));
+            rows = rows.checked_add(part.rows()).ok_or_else(|| unsupported("a weight with that many rows"))?;
+        }
+        if rows == 0 || cols == 0 || u32::try_from(rows).is_err() {
+            return Err(unsupported("an empty weight, or one with more than 2^32 rows"));
+        }
+        let packed = match usage {
+            WeightUse::Embedding => None,
+            WeightUse::Linear | WeightUse::EmbeddingAndLinear => Some(PackedMatrix::new(&tensors, rows, pool)?),
+        };
+        if usage == WeightUse::Linear {
+            tensors.clear();
+        }
+        Ok(Self { rows, cols, packed, tensors })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let packed = self.packed.as_ref().map_or(0, |packed| packed.parts.iter().map(PackedPart::bytes).sum());
+        let kept: usize = self.tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
+        (if packed > 0 { packed } else { kept }) as u64
+    }
+
+    /// The tensor that holds `row`, and the row's place in it.
+    pub fn tensor_of(&self, row: usize) -> Option<(&Tensor, usize)> {
+        let (first, tensor) = self.tensors.iter().rev().find(|(first, _)| *first <= row)?;
+        (row - first < tensor.rows()).then_some((tensor, row - first))
+    }
+}
+
+impl PackedMatrix {
+    fn new(tensors: &[(usize, Tensor)], rows: usize, pool: &Pool) -> Result<Self, BackendError> {
+        let mut matrix = Self { parts: Vec::new(), panels: Vec::new(), has_floats: false, has_quants: false };
+        let cuts = cuts(tensors, rows);
+        for (first, tensor) in tensors {
+            let inner = cuts.iter().copied().filter(|cut| (*first..first + tensor.rows()).contains(cut));
+            let mut starts: Vec<usize> = inner.collect();
+            starts.push(first + tensor.rows());
+            for pair in starts.windows(2) {
+                let slice = tensor
+                    .slice_rows(pair[0] - first..pair[1] - first)
+                    .expect("cuts lie within the tensor");
+                matrix.push(&slice, pair[0], pool)?;
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn push(&mut self, tensor: &Tensor, row: usize, pool: &Pool) -> Result<(), BackendError> {
+        let part = PackedPart::new(tensor, pool)?;
+        for index in 0..part.num_panels() {
+            let first = index * formats::PANEL_ROWS;
+            self.panels.push(Panel {
+                part: self.parts.len() as u32,
+                index: index as u32,
+                row: (row + first) as u32,
+                num_rows: formats::PANEL_ROWS.min(part.rows - first) as u32,
+            });
+        }
+        if tensor.format().is_float() {
+            self.has_floats = true;
+        } else {
+            self.has_quants = true;
+        }
+        self.parts.push(part);
+        Ok(())
+    }
+}
+
+/// Where parts begin: at each tensor, at half of an even number of rows, and at the same places in the other half.
+fn cuts(tensors: &[(usize, Tensor)], rows: usize) -> Vec<usize> {
+    let mut cuts: Vec<usize> = tensors.iter().map(|(first, _)| *first).collect();
+    if rows.is_multiple_of(2) {
+        let half = rows / 2;
+        cuts.push(half);
+        for i in 0..cuts.len() {
+            cuts.push((cuts[i] + half) % rows);
+        }
+    }
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(rows: usize) -> Tensor {
+        Tensor::from_f32(rows, 2, &vec![1.0; rows * 2]).expect("shape")
+    }
+
+    #[test]
+    fn halves_pair() {
+        let pool = Pool::new(2, false).expect("threads");
+        for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]] {
+            let rows: usize = parts.iter().map(Tensor::rows).sum();
+            let weight = Weight::load(&parts, WeightUse::Linear, &pool).expect("loads");
+            let panels = weight.packed.expect("packed").panels;
+            let (gate, up) = panels.split_at(panels.len() / 2);
+            for (gate, up) in gate.iter().zip(up) {
+                assert_eq!((gate.row + rows as u32 / 2, gate.num_rows), (up.row, up.num_rows));
+            }
+            assert_eq!(panels.iter().map(|panel| panel.num_rows as usize).sum::<usize>(), rows);
+        }
+    }
+
+    #[test]
+    fn wrong_parts_are_refused() {
+        let pool = Pool::new(1, false).expect("threads");
+        let other = Tensor::from_f32(1, 3, &[0.0; 3]).expect("shape");
+        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, &pool).is_err());
+        assert!(Weight::load(&[], WeightUse::Linear, &pool).is_err());
+        assert!(Weight::load(&[floats(0)], WeightUse::Linear, &pool).is_err());
+    }
+
+    #[test]
+    fn rows_of_embeddings_are_found() {
+        let pool = Pool::new(1, false).expect("threads");
+        let weight = Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, &pool).expect("loads");
+        assert_eq!(weight.tensor_of(2).map(|(_, row)| row), Some(2));
+        assert_eq!(weight.tensor_of(5).map(|(_, row)| row), Some(2));
+        assert!(weight.tensor_of(7).is_none());
+        assert!(weight.packed.is_none());
+    }
+}
