@@ -30,7 +30,9 @@ pub const DEVICES: &[KnownDevice] = &[
 
 /// By name, whatever the case and whatever separates its parts (`RTX 4090`, `a100_80g`).
 pub fn find(name: &str) -> Option<&'static KnownDevice> {
-    let plain = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
+    let plain = |text: &str| {
+        text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
+    };
     let wanted = plain(name);
     let wanted = match wanted.as_str() {
         "h10080g" | "h10080gb" => "h100",

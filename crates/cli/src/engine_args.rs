@@ -193,7 +193,8 @@ pub fn parse_dtype(text: &str) -> Result<Option<WeightFormat>> {
     };
     let found = WeightFormat::ALL.into_iter().find(|format| format.to_string().eq_ignore_ascii_case(&name));
     found.map(Some).ok_or_else(|| {
-        let all: Vec<String> = WeightFormat::ALL.iter().map(|format| format.to_string().to_lowercase()).collect();
+        let all: Vec<String> =
+            WeightFormat::ALL.iter().map(|format| format.to_string().to_lowercase()).collect();
         hinted(format!("--dtype {text:?} is not known"), format!("it can be auto, {}", all.join(", ")))
     })
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use baton_core::{
-    FinishReason, PositionLogprobs, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId,
+    FinishReason, PositionLogprobs, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput,
+    TokenId,
 };
 use baton_engine::Engine;
 use baton_text::OutputStream;
@@ -81,7 +82,8 @@ pub fn run(
     let mut answers = Vec::with_capacity(requests.len());
     let mut index_of = HashMap::with_capacity(requests.len());
     for request in requests {
-        let continuations = (0..request.params.n).map(|_| Continuation::new(text, &request, skip_special_tokens));
+        let continuations =
+            (0..request.params.n).map(|_| Continuation::new(text, &request, skip_special_tokens));
         let continuations = continuations.collect::<Result<_>>()?;
         index_of.insert(request.id, answers.len());
         answers.push(Answer {
@@ -107,7 +109,9 @@ pub fn run(
         for output in engine.step() {
             let Some(&index) = index_of.get(&output.request_id) else { continue };
             let answer = &mut answers[index];
-            let taken = take(answer, output, started.elapsed(), &mut |continuation, piece| on_text(index, continuation, piece));
+            let taken = take(answer, output, started.elapsed(), &mut |continuation, piece| {
+                on_text(index, continuation, piece)
+            });
             if let Err(error) = taken {
                 abort_all(engine, &answers);
                 return Err(error);

@@ -28,7 +28,9 @@ pub fn resolve(model: Option<&str>) -> Result<ModelPath> {
         return from_catalogue(entry);
     }
     Err(hinted(
-        format!("there is no model {given:?}: it is neither a file, nor a directory, nor a name of the catalogue"),
+        format!(
+            "there is no model {given:?}: it is neither a file, nor a directory, nor a name of the catalogue"
+        ),
         format!(
             "give a .gguf file, a directory with config.json and *.safetensors, or one of: {}",
             catalogue::names()

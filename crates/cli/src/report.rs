@@ -77,14 +77,20 @@ impl CompletionReport {
         let completion_tokens = answer.num_completion_tokens();
         let prompt_logprobs = asked.prompt_logprobs.then(|| {
             // The first token has no probability: nothing comes before it.
-            let positions = answer.prompt_logprobs.iter().map(|position| Some(position_report(position, text)));
+            let positions =
+                answer.prompt_logprobs.iter().map(|position| Some(position_report(position, text)));
             std::iter::once(None).chain(positions).collect()
         });
         Self {
             id: format!("cmpl-{}", answer.request_id),
             model: text.name.clone(),
             prompt_token_ids: answer.prompt_token_ids.clone(),
-            outputs: answer.continuations.iter().enumerate().map(|(i, c)| output_report(i, c, text, asked)).collect(),
+            outputs: answer
+                .continuations
+                .iter()
+                .enumerate()
+                .map(|(i, c)| output_report(i, c, text, asked))
+                .collect(),
             prompt_logprobs,
             usage: Usage {
                 prompt_tokens,
@@ -136,5 +142,8 @@ fn position_report(position: &PositionLogprobs, text: &TextModel) -> PositionRep
         logprob: token.logprob,
         rank: token.rank,
     };
-    PositionReport { chosen: token_report(&position.chosen), top: position.top.iter().map(token_report).collect() }
+    PositionReport {
+        chosen: token_report(&position.chosen),
+        top: position.top.iter().map(token_report).collect(),
+    }
 }

@@ -11,7 +11,9 @@ use baton_backend::Backend;
 use baton_core::{Request, SamplingParams, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::Engine;
-use baton_model::{GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource};
+use baton_model::{
+    GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource,
+};
 use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, Tokenizer};
 
 use crate::engine_args::{EngineArgs, parse_dtype};
@@ -74,7 +76,11 @@ pub fn open_config(model: Option<&str>) -> Result<OpenedConfig> {
     let found = model_path::resolve(model)?;
     let files = ModelFiles::open(&found.path, LoadFormat::Auto)?;
     let bytes = files.describe().total_bytes;
-    Ok(OpenedConfig { name: found.name, config: files.config().clone(), weight_bytes: (bytes > 0).then_some(bytes) })
+    Ok(OpenedConfig {
+        name: found.name,
+        config: files.config().clone(),
+        weight_bytes: (bytes > 0).then_some(bytes),
+    })
 }
 
 /// One message of a conversation.
@@ -152,7 +158,11 @@ impl TextModel {
     }
 
     /// The text side of one continuation; `None` without a tokenizer.
-    pub fn output_stream(&self, request: &Request, skip_special_tokens: bool) -> Result<Option<OutputStream>> {
+    pub fn output_stream(
+        &self,
+        request: &Request,
+        skip_special_tokens: bool,
+    ) -> Result<Option<OutputStream>> {
         let Some(tokenizer) = &self.tokenizer else { return Ok(None) };
         let options = OutputOptions::from_params(&request.params, skip_special_tokens);
         Ok(Some(OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options)?))
@@ -168,7 +178,10 @@ impl TextModel {
 
     fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            hinted(format!("{} has no tokenizer", self.name), "give prompts as token ids: --prompt-token-ids 1,2,3")
+            hinted(
+                format!("{} has no tokenizer", self.name),
+                "give prompts as token ids: --prompt-token-ids 1,2,3",
+            )
         })
     }
 }

@@ -69,8 +69,11 @@ fn smaller_formats_take_less() {
 
 #[test]
 fn the_table_is_for_people() {
-    let plan = Baton::new().ok(&["plan", &data("qwen3-8b"), "--device", "rtx4090", "--max-model-len", "8192"]);
-    for word in ["qwen3-8b: Qwen3", "8,190,735,360", "NVIDIA GeForce RTX 4090", "weights", "15.2", "GiB", "8,192"] {
+    let plan =
+        Baton::new().ok(&["plan", &data("qwen3-8b"), "--device", "rtx4090", "--max-model-len", "8192"]);
+    for word in
+        ["qwen3-8b: Qwen3", "8,190,735,360", "NVIDIA GeForce RTX 4090", "weights", "15.2", "GiB", "8,192"]
+    {
         assert!(plan.contains(word), "{word} is not in:\n{plan}");
     }
 }
@@ -85,14 +88,21 @@ fn what_does_not_fit_is_an_error_with_advice() {
         "one sequence of 131072 tokens does not fit",
     );
     let ran = baton.run(&["plan", &large, "--device", "t4", "--json"]);
-    let plan: serde_json::Value = serde_json::from_str(&ran.stdout).expect("the plan is printed all the same");
+    let plan: serde_json::Value =
+        serde_json::from_str(&ran.stdout).expect("the plan is printed all the same");
     assert_eq!((plan["fits"].clone(), plan["kv_tokens"].clone()), (json!(false), json!(0)));
 }
 
 #[test]
 fn any_memory_can_be_asked_about() {
     let baton = Baton::new();
-    let plan = baton.json(&["plan", &data("llama-3.2-1b"), "--device=my-card", "--device-memory=8GiB", "--max-model-len=4096"]);
+    let plan = baton.json(&[
+        "plan",
+        &data("llama-3.2-1b"),
+        "--device=my-card",
+        "--device-memory=8GiB",
+        "--max-model-len=4096",
+    ]);
     assert_eq!((&plan["device"], &plan["device_memory_bytes"]), (&json!("my-card"), &json!(8_u64 << 30)));
     let cpu = baton.json(&["plan", &data("llama-3.2-1b"), "--device-memory=64GiB", "--max-model-len=4096"]);
     assert_eq!(cpu["device_memory_bytes"], json!(64_u64 << 30));
@@ -106,7 +116,10 @@ fn impossible_plans_are_refused() {
     baton.fails(&["plan", &model, "--device", "h100", "--dtype", "int3"], "--dtype \"int3\" is not known");
     baton.fails(&["plan", &model, "--device", "h100", "--block-size", "0"], "--block-size must be");
     baton.fails(&["plan", &model, "--device", "h100", "--max-num-seqs", "0"], "--max-num-seqs must be");
-    baton.fails(&["plan", &model, "--device", "h100", "--max-model-len", "999999999"], "--max-model-len 999999999 is more");
+    baton.fails(
+        &["plan", &model, "--device", "h100", "--max-model-len", "999999999"],
+        "--max-model-len 999999999 is more",
+    );
     baton.fails(&["plan", &model, "--device", "h100", "--max-model-len", "0"], "--max-model-len");
     baton.fails(&["plan", "no/such/model"], "there is no model \"no/such/model\"");
 }
@@ -124,7 +137,9 @@ fn a_configuration_alone_can_be_inspected() {
     assert_eq!((&config["num_heads"], &config["num_kv_heads"]), (&json!(32), &json!(8)));
     assert_eq!(config["ropes"][0]["scaling"]["rope_type"], "llama3");
     let text = baton.ok(&["inspect", &data("qwen3-8b")]);
-    for line in ["architecture   Qwen3", "heads          32 query, 8 key/value, of 128 each", "layers         36"] {
+    for line in
+        ["architecture   Qwen3", "heads          32 query, 8 key/value, of 128 each", "layers         36"]
+    {
         assert!(text.contains(line), "{line} is not in:\n{text}");
     }
 }

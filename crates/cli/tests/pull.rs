@@ -25,7 +25,8 @@ fn cached(baton: &Baton) -> std::path::PathBuf {
 /// Nothing but the models themselves may be left behind.
 fn assert_no_leftovers(baton: &Baton) {
     let Ok(entries) = std::fs::read_dir(baton.home.path().join("models")) else { return };
-    let names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).filter(|name| name != MODEL_FILE).collect();
+    let names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name()).filter(|name| name != MODEL_FILE).collect();
     assert!(names.is_empty(), "{names:?}");
 }
 
@@ -64,7 +65,8 @@ fn several_pulls_at_once_do_no_harm() {
     let baton = Baton::new();
     let model = model_arg();
     std::thread::scope(|scope| {
-        let pulls: Vec<_> = (0..3).map(|_| scope.spawn(|| baton.ok(&["pull", "--force", "--from", &model]))).collect();
+        let pulls: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| baton.ok(&["pull", "--force", "--from", &model]))).collect();
         pulls.into_iter().for_each(|pull| assert!(pull.join().unwrap().contains(MODEL_FILE)));
     });
     assert_no_leftovers(&baton);
@@ -167,7 +169,10 @@ mod pip {
     fn a_failing_pip_is_quoted_in_one_line() {
         let baton = Baton::new();
         let mut command = baton.command(&["pull"]);
-        command.env("PATH", python(&baton, "echo WARNING: retrying >&2\necho ERROR: no network today >&2\nexit 1"));
+        command.env(
+            "PATH",
+            python(&baton, "echo WARNING: retrying >&2\necho ERROR: no network today >&2\nexit 1"),
+        );
         let ran = finish(command, "");
         assert_eq!(ran.code, 1);
         common::assert_is_error(&ran, "ERROR: no network today");

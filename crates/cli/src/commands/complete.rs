@@ -89,7 +89,9 @@ impl Prompts {
             ));
         }
         let token_ids = args.prompt_token_ids.iter().map(|ids| match parse_token_ids(ids) {
-            Ok(ids) if ids.is_empty() => Err(hinted("--prompt-token-ids is empty", "write for example 1,2,3")),
+            Ok(ids) if ids.is_empty() => {
+                Err(hinted("--prompt-token-ids is empty", "write for example 1,2,3"))
+            }
             Ok(ids) => Ok(ids),
             Err(error) => Err(hinted(error, "--prompt-token-ids takes numbers with commas between")),
         });
@@ -117,7 +119,10 @@ impl Prompts {
                 text.encode(&prompt)?
             };
             if token_ids.is_empty() {
-                return Err(hinted("the prompt is empty", "this model needs at least one token to begin with"));
+                return Err(hinted(
+                    "the prompt is empty",
+                    "this model needs at least one token to begin with",
+                ));
             }
             prompts.push(token_ids);
         }
@@ -137,7 +142,12 @@ fn read_stdin() -> Result<String> {
     Ok(trimmed.unwrap_or(&text).to_owned())
 }
 
-fn print_json(answers: &[Answer], session: &Session, params: &SamplingParams, out: &mut dyn Write) -> Result<()> {
+fn print_json(
+    answers: &[Answer],
+    session: &Session,
+    params: &SamplingParams,
+    out: &mut dyn Write,
+) -> Result<()> {
     let asked = Asked {
         logprobs: params.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
@@ -168,7 +178,8 @@ fn print_texts(answers: &[Answer], out: &mut dyn Write) -> Result<()> {
 
 fn print_speed(answer: &Answer, load_s: f64) {
     let timing = timing_report(answer, load_s);
-    let shown = |speed: Option<f64>| speed.map_or_else(|| "–".to_owned(), |speed| format!("{speed:.1} tokens/s"));
+    let shown =
+        |speed: Option<f64>| speed.map_or_else(|| "–".to_owned(), |speed| format!("{speed:.1} tokens/s"));
     eprintln!(
         "{} prompt tokens ({} cached), {} new · prefill {} · decode {} · load {load_s:.2} s",
         answer.prompt_token_ids.len(),

@@ -6,7 +6,8 @@ use std::io::Write;
 use anyhow::Result;
 use baton_core::TokenId;
 use baton_model::{
-    Architecture, GgufArray, GgufFile, GgufValue, LoadFormat, ModelConfig, ModelFiles, RopeConfig, TokenizerSource,
+    Architecture, GgufArray, GgufFile, GgufValue, LoadFormat, ModelConfig, ModelFiles, RopeConfig,
+    TokenizerSource,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -153,22 +154,32 @@ impl Inspection {
 
     fn summary(&self) -> Table {
         let config = &self.config;
-        let dtypes = self.dtypes.iter().map(|(name, share)| {
-            format!("{name} × {} ({})", share.tensors, show(share.bytes))
-        });
+        let dtypes = self
+            .dtypes
+            .iter()
+            .map(|(name, share)| format!("{name} × {} ({})", share.tensors, show(share.bytes)));
         let weights = if self.num_tensors == 0 {
             "none here".to_owned()
         } else {
-            format!("{} in {} tensors: {}", show(self.weight_bytes), self.num_tensors, dtypes.collect::<Vec<_>>().join(", "))
+            format!(
+                "{} in {} tensors: {}",
+                show(self.weight_bytes),
+                self.num_tensors,
+                dtypes.collect::<Vec<_>>().join(", ")
+            )
         };
-        let heads = format!("{} query, {} key/value, of {} each", config.num_heads, config.num_kv_heads, config.head_dim);
+        let heads = format!(
+            "{} query, {} key/value, of {} each",
+            config.num_heads, config.num_kv_heads, config.head_dim
+        );
         let windows = config.attention_windows.iter().map(|window| match window {
             None => "full".to_owned(),
             Some(window) => format!("window of {window}"),
         });
         let ropes = config.ropes.iter().map(|rope| {
             let scaling = serde_json::to_value(&rope.scaling).ok();
-            let kind = scaling.as_ref().and_then(|value| value["rope_type"].as_str()).unwrap_or("none").to_owned();
+            let kind =
+                scaling.as_ref().and_then(|value| value["rope_type"].as_str()).unwrap_or("none").to_owned();
             format!("theta {}, {} dimensions, scaling {kind}", rope.theta, rope.rotary_dim)
         });
         let tokenizer = self.tokenizer.as_ref().map_or_else(
@@ -188,11 +199,17 @@ impl Inspection {
         table.row(["weights", &weights]);
         table.row(["context", &format!("{} tokens", grouped(config.max_model_len as u64))]);
         table.row(["layers", &config.num_layers.to_string()]);
-        table.row(["hidden", &format!("{}, MLP {} ({})", config.hidden_size, config.intermediate_size, config.activation)]);
+        table.row([
+            "hidden",
+            &format!("{}, MLP {} ({})", config.hidden_size, config.intermediate_size, config.activation),
+        ]);
         table.row(["heads", &heads]);
         table.row(["attention", &windows.collect::<Vec<_>>().join(", ")]);
         table.row(["rope", &ropes.collect::<Vec<_>>().join("; ")]);
-        table.row(["vocabulary", &format!("{}, begin {begin}, end {ends}", grouped(config.vocab_size as u64))]);
+        table.row([
+            "vocabulary",
+            &format!("{}, begin {begin}, end {ends}", grouped(config.vocab_size as u64)),
+        ]);
         table.row(["tokenizer", &tokenizer]);
         table.row(["chat template", if self.chat_template { "yes" } else { "no" }]);
         table
@@ -223,7 +240,9 @@ fn config_report(config: &ModelConfig) -> ConfigReport {
 
 fn tokenizer_report(source: &TokenizerSource) -> TokenizerReport {
     match source {
-        TokenizerSource::HuggingFace { .. } => TokenizerReport { kind: "tokenizer.json".to_owned(), vocab_size: None },
+        TokenizerSource::HuggingFace { .. } => {
+            TokenizerReport { kind: "tokenizer.json".to_owned(), vocab_size: None }
+        }
         TokenizerSource::Gguf(vocab) => {
             let kind = match &vocab.pre {
                 Some(pre) => format!("{} ({pre})", vocab.model),

@@ -73,7 +73,13 @@ impl Device {
                 (Err(_), Some(bytes)) => (args.device.clone(), bytes),
                 (Err(error), None) => return Err(error),
             };
-            Self { description: known.0, memory_bytes: known.1, free_bytes: known.1, activation_bytes: 2, block_size: 16 }
+            Self {
+                description: known.0,
+                memory_bytes: known.1,
+                free_bytes: known.1,
+                activation_bytes: 2,
+                block_size: 16,
+            }
         };
         if let Some(bytes) = args.device_memory {
             (device.memory_bytes, device.free_bytes) = (bytes, bytes);
@@ -232,7 +238,8 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
     )?;
     writeln!(out, "on {}\n", report.device)?;
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
-    let share = format!("{:.0} % of {}", report.gpu_memory_utilization * 100.0, show(report.device_memory_bytes));
+    let share =
+        format!("{:.0} % of {}", report.gpu_memory_utilization * 100.0, show(report.device_memory_bytes));
     let step = format!("{} tokens, {} sequences a step", report.max_num_batched_tokens, report.max_num_seqs);
     let kv = format!("{} blocks of {} tokens", grouped(report.num_blocks as u64), report.block_size);
     let token = format!("{:?}, {} bytes", report.kv_cache_dtype, grouped(report.kv_bytes_per_token));

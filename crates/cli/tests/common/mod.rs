@@ -97,8 +97,13 @@ pub fn data(path: &str) -> String {
 /// The default model. It is too large to be a fixture.
 pub fn model() -> PathBuf {
     let path = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from);
-    let path = path.expect("BATON_TEST_MODEL is not set: run `cargo xtask test`, which fetches the model and sets it");
-    assert!(path.is_file(), "BATON_TEST_MODEL is {}, which is no file: run `cargo xtask test`", path.display());
+    let path = path
+        .expect("BATON_TEST_MODEL is not set: run `cargo xtask test`, which fetches the model and sets it");
+    assert!(
+        path.is_file(),
+        "BATON_TEST_MODEL is {}, which is no file: run `cargo xtask test`",
+        path.display()
+    );
     path
 }
 

@@ -55,7 +55,12 @@ impl Command {
 }
 
 /// The parameters with one changed, or why that cannot be.
-pub fn set(params: &SamplingParams, name: &str, value: &str, vocab_size: u32) -> Result<SamplingParams, String> {
+pub fn set(
+    params: &SamplingParams,
+    name: &str,
+    value: &str,
+    vocab_size: u32,
+) -> Result<SamplingParams, String> {
     let mut params = params.clone();
     match name.replace('-', "_").as_str() {
         "temperature" => params.temperature = read(name, value)?,
@@ -105,7 +110,10 @@ mod tests {
     fn commands_are_read() {
         assert_eq!(Command::parse("hello /reset"), None);
         assert_eq!(Command::parse(" /reset "), Some(Ok(Command::Reset)));
-        assert_eq!(Command::parse("/system Be brief."), Some(Ok(Command::System(Some("Be brief.".to_owned())))));
+        assert_eq!(
+            Command::parse("/system Be brief."),
+            Some(Ok(Command::System(Some("Be brief.".to_owned()))))
+        );
         assert_eq!(Command::parse("/system"), Some(Ok(Command::System(None))));
         let set = Command::Set("top_k".to_owned(), "3".to_owned());
         assert_eq!(Command::parse("/set top_k 3"), Some(Ok(set)));

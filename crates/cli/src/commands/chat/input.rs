@@ -34,8 +34,10 @@ impl Input {
         if !std::io::stdin().is_terminal() {
             return Ok(Self::Pipe);
         }
-        let config =
-            Config::builder().max_history_size(HISTORY_LINES).context("cannot start the line editor")?.build();
+        let config = Config::builder()
+            .max_history_size(HISTORY_LINES)
+            .context("cannot start the line editor")?
+            .build();
         let mut editor = DefaultEditor::with_config(config).context("cannot start the line editor")?;
         // A history that cannot be read or written is no reason not to talk.
         let history = cache::home().ok().filter(|home| cache::create(home).is_ok());

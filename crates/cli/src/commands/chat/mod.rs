@@ -101,7 +101,8 @@ struct Style {
 
 impl Style {
     fn detect() -> Self {
-        let wanted = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        let wanted =
+            std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
         if wanted {
             Self { dim: "\x1b[2m", bold: "\x1b[1m", plain: "\x1b[0m" }
         } else {
@@ -217,14 +218,18 @@ impl Chat {
             Some(FinishReason::Length) => " · cut at the length limit",
             _ => "",
         };
-        let speed = timing.decode_tokens_per_s.map(|speed| format!(" · {speed:.1} tokens/s")).unwrap_or_default();
+        let speed =
+            timing.decode_tokens_per_s.map(|speed| format!(" · {speed:.1} tokens/s")).unwrap_or_default();
         writeln!(out, "\n{dim}{} tokens{speed}{why}{plain}\n", answer.num_completion_tokens())?;
         Ok(())
     }
 
     fn stats(&self, out: &mut dyn Write) -> Result<()> {
         let Totals { turns, prompt_tokens, cached_tokens, completion_tokens, seconds } = self.totals;
-        writeln!(out, "{turns} turns, {prompt_tokens} prompt tokens ({cached_tokens} from the prefix cache),")?;
+        writeln!(
+            out,
+            "{turns} turns, {prompt_tokens} prompt tokens ({cached_tokens} from the prefix cache),"
+        )?;
         writeln!(out, "{completion_tokens} new tokens in {seconds:.2} s")?;
         writeln!(out, "{}", self.session.engine.memory_plan())?;
         Ok(())
