@@ -1,0 +1,119 @@
+//! The whole engine on tiny models: however the work is cut, batched, cached, preempted or planned ahead, the greedy
+//! tokens are PyTorch's.
+
+mod common;
+
+use baton_backend::Backend;
+use baton_core::TokenId;
+use baton_cpu::{CpuBackend, CpuOptions};
+use baton_engine::{Engine, EngineConfig};
+use baton_sched::PreemptionMode;
+use common::{Golden, assert_idle, engine, golden, greedy, reference, small_config, tokens, with_blocks};
+
+const MODELS: &[&str] =
+    &["llama", "llama-bias", "llama3", "mistral", "qwen2", "qwen2-window", "qwen3", "gemma3"];
+
+fn cpu() -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(CpuOptions::default()).expect("the CPU is always there"))
+}
+
+fn backends() -> [Box<dyn Backend>; 2] {
+    [reference(), cpu()]
+}
+
+/// Prompts whose greedy continuation fits the model, with the tokens PyTorch gave.
+fn expected(golden: &Golden) -> Vec<(Vec<TokenId>, Vec<TokenId>)> {
+    let fits =
+        |prompt: &&common::GoldenPrompt| prompt.token_ids.len() + prompt.greedy.len() <= golden.max_model_len;
+    golden
+        .prompts
+        .iter()
+        .filter(fits)
+        .map(|prompt| (prompt.token_ids.clone(), prompt.greedy.clone()))
+        .collect()
+}
+
+/// Runs all prompts at once and compares.
+fn check(engine: &mut Engine, expected: &[(Vec<TokenId>, Vec<TokenId>)], what: &str) {
+    let num_tokens = expected.iter().map(|(_, greedy)| greedy.len()).max().expect("prompts") as u32;
+    let prompts = expected.iter().map(|(prompt, _)| prompt.clone()).collect();
+    let outputs = engine.generate(prompts, &greedy(num_tokens)).expect("all prompts complete");
+    for ((prompt, want), output) in expected.iter().zip(&outputs) {
+        let got = &tokens(output)[0];
+        assert_eq!(&got[..want.len()], want, "{what}: prompt of {} tokens", prompt.len());
+    }
+    assert_idle(engine);
+}
+
+#[test]
+fn batched_together() {
+    for name in MODELS {
+        let golden = golden(name);
+        for backend in backends() {
+            let mut engine = engine(&golden, backend, &small_config(&golden));
+            check(&mut engine, &expected(&golden), name);
+        }
+    }
+}
+
+#[test]
+fn one_at_a_time_and_again_from_the_prefix_cache() {
+    for name in ["llama", "gemma3", "mistral"] {
+        let golden = golden(name);
+        for backend in backends() {
+            let mut engine = engine(&golden, backend, &small_config(&golden));
+            for prompt in expected(&golden) {
+                check(&mut engine, std::slice::from_ref(&prompt), name);
+                check(&mut engine, &[prompt], "from the cache");
+            }
+            assert!(engine.stats().scheduler.kv.prefix_cache_hits > 0);
+        }
+    }
+}
+
+#[test]
+fn prompts_in_small_chunks() {
+    for name in ["llama", "gemma3", "qwen2-window"] {
+        let golden = golden(name);
+        for budget in [8, 11] {
+            for backend in backends() {
+                let config = EngineConfig { max_num_batched_tokens: budget, ..small_config(&golden) };
+                check(&mut engine(&golden, backend, &config), &expected(&golden), name);
+            }
+        }
+    }
+}
+
+#[test]
+fn with_a_pool_that_makes_them_give_way() {
+    for mode in [PreemptionMode::Swap, PreemptionMode::Recompute, PreemptionMode::Auto] {
+        for name in ["llama", "gemma3"] {
+            let golden = golden(name);
+            for backend in backends() {
+                let blocks = golden.max_model_len.div_ceil(4) + 2;
+                let config = EngineConfig { preemption_mode: mode, ..small_config(&golden) };
+                let mut engine = engine(&golden, backend, &with_blocks(&golden, config, blocks));
+                let prompts: Vec<_> = expected(&golden).into_iter().cycle().take(9).collect();
+                check(&mut engine, &prompts, name);
+                let stats = engine.stats().scheduler;
+                assert!(
+                    stats.num_preemptions_swap + stats.num_preemptions_recompute > 0,
+                    "{mode:?}: {stats:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_changes_nothing_bit_for_bit() {
+    let golden = golden("llama");
+    let params = baton_core::SamplingParams { logprobs: Some(3), ..greedy(16) };
+    let prompts: Vec<_> = expected(&golden).into_iter().map(|(prompt, _)| prompt).collect();
+    let config = EngineConfig { enable_prefix_caching: false, ..small_config(&golden) };
+    let together = engine(&golden, cpu(), &config).generate(prompts.clone(), &params).expect("together");
+    for (prompt, together) in prompts.into_iter().zip(together) {
+        let alone = engine(&golden, cpu(), &config).generate(vec![prompt], &params).expect("alone").remove(0);
+        assert_eq!(alone.outputs[0].logprobs, together.outputs[0].logprobs);
+    }
+}

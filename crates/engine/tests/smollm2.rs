@@ -1,0 +1,152 @@
+//! The default model, for real: llama.cpp's tokens and perplexity, and the same tokens however full the engine is.
+//!
+//! `cargo xtask test` fetches the model and names it in `BATON_TEST_MODEL`.
+
+mod common;
+
+use std::path::PathBuf;
+
+use baton_core::{Request, SamplingParams, TokenId};
+use baton_cpu::{CpuBackend, CpuOptions};
+use baton_engine::{Engine, EngineConfig};
+use baton_model::{LoadFormat, ModelFiles};
+use common::{assert_idle, greedy};
+use serde_json::Value;
+
+/// Where tokens part, llama.cpp's two best logits must be closer than this.
+const MAX_MARGIN: f64 = 0.05;
+
+fn smollm2(config: &EngineConfig) -> Engine {
+    let path = std::env::var_os("BATON_TEST_MODEL")
+        .map(PathBuf::from)
+        .expect("BATON_TEST_MODEL is not set: run the tests with `cargo xtask test`");
+    let files = ModelFiles::open(&path, LoadFormat::Auto).expect("the default model opens");
+    let backend = CpuBackend::new(CpuOptions::default()).expect("the CPU is always there");
+    Engine::new(&files, Box::new(backend), config, &mut |_| {}).expect("the default model loads")
+}
+
+fn golden() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/smollm2_golden.json");
+    serde_json::from_slice(&std::fs::read(path).expect("golden file")).expect("JSON")
+}
+
+fn ids(value: &Value) -> Vec<TokenId> {
+    value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("id") as TokenId).collect()
+}
+
+#[test]
+fn greedy_tokens_are_llama_cpps() {
+    let golden = golden();
+    let prompts = golden["greedy"].as_array().expect("prompts");
+    assert!(prompts.len() >= 20);
+    let mut engine = smollm2(&EngineConfig { max_model_len: Some(2048), ..EngineConfig::default() });
+    let outputs = engine
+        .generate(prompts.iter().map(|prompt| ids(&prompt["token_ids"])).collect(), &greedy(40))
+        .expect("all prompts complete");
+    let mut num_equal = 0;
+    for (prompt, output) in prompts.iter().zip(&outputs) {
+        let (want, got) = (ids(&prompt["tokens"]), &output.outputs[0].token_ids);
+        let Some(parted) = (0..want.len()).find(|&i| want[i] != got[i]) else {
+            num_equal += 1;
+            continue;
+        };
+        let logits = &prompt["top2_logits"][parted];
+        let margin = logits[0].as_f64().expect("logit") - logits[1].as_f64().expect("logit");
+        println!("{}: parts at token {parted}, margin {margin:.4}", prompt["name"]);
+        assert!(margin < MAX_MARGIN, "{}: parts at token {parted} with a margin of {margin}", prompt["name"]);
+        assert_eq!(got[parted], ids(&prompt["top2"][parted])[1], "{}: not even second", prompt["name"]);
+    }
+    println!("{num_equal} of {} prompts equal for 40 tokens", prompts.len());
+    assert!(num_equal >= 20, "only {num_equal} prompts are equal to the end");
+}
+
+#[test]
+fn perplexity_is_llama_cpps() {
+    let golden = golden();
+    let token_ids = ids(&golden["prose"]["token_ids"]);
+    let mut engine = smollm2(&EngineConfig { max_model_len: Some(4096), ..EngineConfig::default() });
+    let params = SamplingParams { prompt_logprobs: Some(0), ..greedy(1) };
+    let output = engine.generate(vec![token_ids.clone()], &params).expect("scores").remove(0);
+    assert_eq!(output.prompt_logprobs.len(), token_ids.len() - 1);
+    let sum: f64 = output.prompt_logprobs.iter().map(|logprobs| f64::from(logprobs.chosen.logprob)).sum();
+    let ours = (-sum / output.prompt_logprobs.len() as f64).exp();
+    let theirs = golden["prose"]["mean_nll"].as_f64().expect("number").exp();
+    println!("perplexity {ours:.4}, llama.cpp {theirs:.4}");
+    assert!((ours / theirs - 1.0).abs() < 0.01, "perplexity {ours}, llama.cpp {theirs}");
+}
+
+/// Requests of mixed lengths; some share a prefix.
+fn mixed_requests(count: usize) -> Vec<(Vec<TokenId>, u32)> {
+    let golden = golden();
+    let prose = ids(&golden["prose"]["token_ids"]);
+    (0..count)
+        .map(|i| {
+            let shared = if i % 3 == 0 { &prose[..32] } else { &[][..] };
+            let start = (i * 7) % (prose.len() - 80);
+            let own = &prose[start..start + 4 + (i * 13) % 45];
+            ([shared, own].concat(), 4 + (i as u32 * 5) % 17)
+        })
+        .collect()
+}
+
+fn run_alone(requests: &[(Vec<TokenId>, u32)]) -> Vec<Vec<TokenId>> {
+    let mut engine = smollm2(&EngineConfig {
+        max_model_len: Some(256),
+        enable_prefix_caching: false,
+        deterministic: true,
+        ..EngineConfig::default()
+    });
+    let alone = |(prompt, max_tokens): &(Vec<TokenId>, u32)| {
+        let output =
+            engine.generate(vec![prompt.clone()], &greedy(*max_tokens)).expect("completes").remove(0);
+        output.outputs[0].token_ids.clone()
+    };
+    requests.iter().map(alone).collect()
+}
+
+fn run_together(engine: &mut Engine, requests: &[(Vec<TokenId>, u32)]) -> Vec<Vec<TokenId>> {
+    let mut tokens = vec![Vec::new(); requests.len()];
+    let first = engine.new_request_id().0 + 1;
+    for (prompt, max_tokens) in requests {
+        let id = engine.new_request_id();
+        engine.add_request(Request::new(id, prompt.clone(), greedy(*max_tokens))).expect("taken");
+    }
+    while engine.has_unfinished() {
+        for output in engine.step() {
+            tokens[(output.request_id.0 - first) as usize].extend(&output.outputs[0].token_ids);
+        }
+    }
+    assert_idle(engine);
+    tokens
+}
+
+#[test]
+fn many_together_give_the_tokens_of_each_alone() {
+    let requests = mixed_requests(200);
+    let alone = run_alone(&requests);
+
+    // 32 at a time, with room for all.
+    let config = EngineConfig {
+        max_num_seqs: 32,
+        max_model_len: Some(256),
+        deterministic: true,
+        ..EngineConfig::default()
+    };
+    let mut roomy = smollm2(&config);
+    assert_eq!(run_together(&mut roomy, &requests[..32]), alone[..32]);
+
+    // KV for about eight of them, and 32 want in: they preempt each other all the time.
+    let longest =
+        requests.iter().map(|(prompt, max_tokens)| prompt.len() + *max_tokens as usize).max().expect("some");
+    let block_bytes = roomy.memory_plan().kv_bytes_per_token * roomy.memory_plan().block_size as u64;
+    let blocks = 8 * longest.div_ceil(roomy.memory_plan().block_size);
+    let mut tight = smollm2(&EngineConfig {
+        max_model_len: Some(longest),
+        kv_cache_memory: Some(blocks as u64 * block_bytes),
+        ..config
+    });
+    assert_eq!(run_together(&mut tight, &requests), alone);
+    let stats = tight.stats().scheduler;
+    println!("{stats:?}");
+    assert!(stats.num_preemptions_swap + stats.num_preemptions_recompute > 0);
+}
