@@ -183,7 +183,9 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         let max_tokens = self
             .limits
-            .ok_or_else(|| BackendError::Device { cause: "the limits are set after the KV cache".to_owned() })?
+            .ok_or_else(|| BackendError::Device {
+                cause: "the limits are set after the KV cache".to_owned(),
+            })?
             .max_tokens;
         let kv = KvCache::new(spec, num_device_blocks, num_host_blocks)?;
         let width = kv.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim).max().unwrap_or(0);

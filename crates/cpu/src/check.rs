@@ -5,11 +5,7 @@ use baton_backend::{AttentionPlan, BackendError, BlockCopy, NO_PARTIAL, StepInpu
 use crate::kv::KvCache;
 
 fn require(ok: bool, cause: &str) -> Result<(), BackendError> {
-    if ok {
-        Ok(())
-    } else {
-        Err(BackendError::Device { cause: format!("the step is not valid: {cause}") })
-    }
+    if ok { Ok(()) } else { Err(BackendError::Device { cause: format!("the step is not valid: {cause}") }) }
 }
 
 /// Checks every index of `input` against the limits, the cache and the samples of the step before.
@@ -28,7 +24,10 @@ pub fn check_step(
     let in_tokens = |row: u32| (row as usize) < num_tokens;
     require(input.logit_rows.iter().all(|&row| in_tokens(row)), "a row of logits is no token row")?;
     require(
-        input.feedback.iter().all(|&(row, sample)| in_tokens(row) && (sample as usize) < num_previous_samples),
+        input
+            .feedback
+            .iter()
+            .all(|&(row, sample)| in_tokens(row) && (sample as usize) < num_previous_samples),
         "a token is taken from a sample that the step before did not draw",
     )?;
     let (num_device, num_host, block_size) =
@@ -92,9 +91,8 @@ fn check_samples(input: &StepInput, limits: &StepLimits) -> Result<(), BackendEr
             (sample.logit_row as usize) < input.logit_rows.len(),
             "a sample is drawn from a row of logits that does not exist",
         )?;
-        let inside = |range: &std::ops::Range<u32>, len: usize| {
-            range.start <= range.end && range.end as usize <= len
-        };
+        let inside =
+            |range: &std::ops::Range<u32>, len: usize| range.start <= range.end && range.end as usize <= len;
         require(inside(&sample.history, input.history.len()), "a sample's history lies outside its list")?;
         require(inside(&sample.bias, input.biases.len()), "a sample's biases lie outside their list")?;
         require(

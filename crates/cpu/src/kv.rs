@@ -62,7 +62,11 @@ impl KvCache {
         for layer in &spec.layers {
             let value_dim = layer.head_dim.checked_next_multiple_of(16).ok_or_else(too_large)?;
             let size = |dim: usize| {
-                layer.num_kv_heads.checked_mul(spec.block_size)?.checked_mul(dim)?.checked_mul(spec.dtype.bytes())
+                layer
+                    .num_kv_heads
+                    .checked_mul(spec.block_size)?
+                    .checked_mul(dim)?
+                    .checked_mul(spec.dtype.bytes())
             };
             let keys = size(layer.head_dim).ok_or_else(too_large)?;
             let values = size(value_dim).ok_or_else(too_large)?;

@@ -77,12 +77,7 @@ fn sleep_while(value: &AtomicU32, seen: u32) {
 fn wake_all(value: &AtomicU32) {
     // SAFETY: a futex wake on a live, aligned 32-bit word.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            value.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            i32::MAX,
-        );
+        libc::syscall(libc::SYS_futex, value.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX);
     }
 }
 
@@ -374,7 +369,7 @@ mod tests {
             }));
             let payload = result.expect_err("must panic");
             assert_eq!(payload.downcast_ref::<String>().expect("message"), &format!("culprit {culprit}"));
-            pool.run(&Worker::barrier);
+            pool.run(&|worker| worker.barrier());
         }
     }
 }

@@ -195,9 +195,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn dot<const BITS: u32>(sum: Self::I, weights: [Self::B; 4], activations: *const i8) -> Self::I {
-        let quads: [__m256i; 4] = std::array::from_fn(|i| {
-            _mm256_set1_epi32(activations.cast::<i32>().add(i).read_unaligned())
-        });
+        let quads: [__m256i; 4] =
+            std::array::from_fn(|i| _mm256_set1_epi32(activations.cast::<i32>().add(i).read_unaligned()));
         Pair(
             dot_half::<BITS>(sum.0, weights.map(|pair| pair.0), quads),
             dot_half::<BITS>(sum.1, weights.map(|pair| pair.1), quads),

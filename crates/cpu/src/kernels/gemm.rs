@@ -163,7 +163,8 @@ unsafe fn add_block<S: Simd, Q: Quant>(
         Scales::SubSigned16 | Scales::SubNibble16 => {
             let mut total = total;
             for (half, weights) in [low, high].into_iter().enumerate() {
-                let sum = dot_one::<S, Q>(start((*block).negative_sums[half]), weights, quants.add(half * 16));
+                let sum =
+                    dot_one::<S, Q>(start((*block).negative_sums[half]), weights, quants.add(half * 16));
                 total = S::fma(S::to_float(sum), S::mul(scales.scale[half], d), total);
                 if Q::OFFSET_SHIFT.is_none() {
                     total = S::fma(scales.min[half], S::splat((*block).scaled_sums[half]), total);
@@ -184,12 +185,7 @@ unsafe fn dot_one<S: Simd, Q: Quant>(sum: S::I, weights: [S::B; 4], quants: *con
 }
 
 #[inline(always)]
-unsafe fn dot_both<S: Simd, Q: Quant>(
-    sum: S::I,
-    low: [S::B; 4],
-    high: [S::B; 4],
-    quants: *const i8,
-) -> S::I {
+unsafe fn dot_both<S: Simd, Q: Quant>(sum: S::I, low: [S::B; 4], high: [S::B; 4], quants: *const i8) -> S::I {
     dot_one::<S, Q>(dot_one::<S, Q>(sum, low, quants), high, quants.add(16))
 }
 

@@ -184,7 +184,8 @@ impl Simd for Portable {
         for (weights, activations) in weights.iter().zip(activations) {
             for (row, sum) in sum.iter_mut().enumerate() {
                 for (i, &activation) in activations.iter().enumerate() {
-                    *sum += i32::from(weights[row * 4 + i]) * i32::from(activation);
+                    // Wraps only where the activations were no numbers.
+                    *sum = sum.wrapping_add(i32::from(weights[row * 4 + i]) * i32::from(activation));
                 }
             }
         }

@@ -153,11 +153,7 @@ table!(portable_table, super::super::portable::Portable);
 #[cfg(target_arch = "x86_64")]
 table!(avx2_table, super::super::avx2::Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-table!(
-    avx512_table,
-    super::super::avx512::Avx512<false>,
-    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
-);
+table!(avx512_table, super::super::avx512::Avx512<false>, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 #[cfg(target_arch = "x86_64")]
 table!(
     avx512_vnni_table,

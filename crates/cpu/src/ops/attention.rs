@@ -34,7 +34,13 @@ struct Common {
 }
 
 impl Common {
-    fn unit(&self, worker: usize, kv_head: usize, unit: &AttentionUnit, item: &AttentionItem) -> AttentionArgs {
+    fn unit(
+        &self,
+        worker: usize,
+        kv_head: usize,
+        unit: &AttentionUnit,
+        item: &AttentionItem,
+    ) -> AttentionArgs {
         let (kv_start, kv_len) = (item.kv_start as usize, item.kv_len as usize);
         let slot = (item.partial as usize + unit.first as usize) * self.num_heads;
         // SAFETY: the step's check has compared pages and partials with their lists; the scratch row is this worker's.

@@ -23,8 +23,9 @@ impl Step<'_> {
             while let Some(row) = units.take() {
                 // SAFETY: the row lies in the buffer, has `cols` values, and belongs to this unit.
                 let out = unsafe { std::slice::from_raw_parts_mut(output.row(row), output.cols) };
-                let (tensor, token) =
-                    weight.tensor_of(token_ids[row] as usize).expect("tokens were compared with the rows above");
+                let (tensor, token) = weight
+                    .tensor_of(token_ids[row] as usize)
+                    .expect("tokens were compared with the rows above");
                 dequantize_row(tensor.format(), tensor.row(token), out);
                 if op.scale != 1.0 {
                     out.iter_mut().for_each(|value| *value *= op.scale);

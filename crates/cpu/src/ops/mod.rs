@@ -76,7 +76,8 @@ impl<'a> Step<'a> {
 
     /// The values of a vector of exactly `len`.
     fn vector(&self, id: VectorId, len: usize) -> Result<*const f32, BackendError> {
-        let (buffer, have) = self.backend.vectors.get(id.0 as usize).ok_or_else(|| wrong("no such vector"))?;
+        let (buffer, have) =
+            self.backend.vectors.get(id.0 as usize).ok_or_else(|| wrong("no such vector"))?;
         require(*have == len, "a vector has the wrong length")?;
         Ok(buffer.matrix().row(0).cast_const())
     }

@@ -104,11 +104,11 @@ impl<'a> Product<'a> {
         }
         let norm = input.norm.map(|norm| step.norm_args(&norm, cols)).transpose()?;
         let scratch = &step.backend.scratch;
-        let copies_floats =
-            matrix.has_floats && (norm.is_some() || input.gather.is_some() || input.in_place);
+        let copies_floats = matrix.has_floats && (norm.is_some() || input.gather.is_some() || input.in_place);
         let floats = if copies_floats {
             let all = scratch.floats.matrix();
-            all.reshaped(num_tokens, cols).expect("the scratch holds the largest step of the widest float weight")
+            all.reshaped(num_tokens, cols)
+                .expect("the scratch holds the largest step of the widest float weight")
         } else {
             source
         };
@@ -116,7 +116,8 @@ impl<'a> Product<'a> {
         let bytes_per_token = 4 * cols;
         let chunk = (CHUNK_BYTES / bytes_per_token.max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES;
         let num_chunks = num_tokens.div_ceil(chunk);
-        let panels_per_unit = (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
+        let panels_per_unit =
+            (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
         let num_panel_units = num_panels.div_ceil(panels_per_unit);
         Ok(Self {
             kernels: step.backend.kernels,

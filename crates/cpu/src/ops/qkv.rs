@@ -171,7 +171,10 @@ impl Step<'_> {
         let output = self.buffer(op.output, num_tokens)?;
         require(output.cols == op.num_heads * head_dim, "the output of qkv is not heads x head_dim wide")?;
         let rows = self.weight(op.weight)?.rows;
-        require(rows == output.cols + kv_width, "the weight of qkv does not have (heads + 2 kv heads) x head_dim rows")?;
+        require(
+            rows == output.cols + kv_width,
+            "the weight of qkv does not have (heads + 2 kv heads) x head_dim rows",
+        )?;
         let head_norm = |norm: Option<_>| norm.map(|norm| self.norm_args(&norm, head_dim)).transpose();
         let rope = match op.rope {
             None => None,

@@ -36,8 +36,7 @@ impl Step<'_> {
                 let biases = &input.biases[row.bias.start as usize..row.bias.end as usize];
                 // SAFETY: there is one sampler a worker and one draw a unit; the row of logits is only read.
                 unsafe {
-                    let values =
-                        std::slice::from_raw_parts(logits.row(row.logit_row as usize), logits.cols);
+                    let values = std::slice::from_raw_parts(logits.row(row.logit_row as usize), logits.cols);
                     let sampler = &mut *samplers.add(worker.index);
                     let sampled =
                         sample_row(values, row, history, biases, &mut sampler.scratch, &mut sampler.top);

@@ -53,14 +53,17 @@ impl Weight {
         let mut tensors = Vec::with_capacity(parts.len());
         for part in parts {
             tensors.push((rows, part.clone()));
-            rows = rows.checked_add(part.rows()).ok_or_else(|| unsupported("a weight with that many rows"))?;
+            rows =
+                rows.checked_add(part.rows()).ok_or_else(|| unsupported("a weight with that many rows"))?;
         }
         if rows == 0 || cols == 0 || u32::try_from(rows).is_err() {
             return Err(unsupported("an empty weight, or one with more than 2^32 rows"));
         }
         let packed = match usage {
             WeightUse::Embedding => None,
-            WeightUse::Linear | WeightUse::EmbeddingAndLinear => Some(PackedMatrix::new(&tensors, rows, pool)?),
+            WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
+                Some(PackedMatrix::new(&tensors, rows, pool)?)
+            }
         };
         if usage == WeightUse::Linear {
             tensors.clear();
@@ -69,7 +72,8 @@ impl Weight {
     }
 
     pub fn bytes(&self) -> u64 {
-        let packed = self.packed.as_ref().map_or(0, |packed| packed.parts.iter().map(PackedPart::bytes).sum());
+        let packed =
+            self.packed.as_ref().map_or(0, |packed| packed.parts.iter().map(PackedPart::bytes).sum());
         let kept: usize = self.tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
         (if packed > 0 { packed } else { kept }) as u64
     }
@@ -90,9 +94,8 @@ impl PackedMatrix {
             let mut starts: Vec<usize> = inner.collect();
             starts.push(first + tensor.rows());
             for pair in starts.windows(2) {
-                let slice = tensor
-                    .slice_rows(pair[0] - first..pair[1] - first)
-                    .expect("cuts lie within the tensor");
+                let slice =
+                    tensor.slice_rows(pair[0] - first..pair[1] - first).expect("cuts lie within the tensor");
                 matrix.push(&slice, pair[0], pool)?;
             }
         }
@@ -146,7 +149,8 @@ mod tests {
     #[test]
     fn halves_pair() {
         let pool = Pool::new(2, false).expect("threads");
-        for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]] {
+        for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]]
+        {
             let rows: usize = parts.iter().map(Tensor::rows).sum();
             let weight = Weight::load(&parts, WeightUse::Linear, &pool).expect("loads");
             let panels = weight.packed.expect("packed").panels;

@@ -14,7 +14,6 @@ use crate::pool::{Pool, Units};
 pub struct PackedPart {
     pub format: WeightFormat,
     pub rows: usize,
-    pub cols: usize,
     quants: AlignedBytes,
     scales: AlignedBytes,
     quants_per_panel: usize,
@@ -25,8 +24,9 @@ impl PackedPart {
     /// Packs on all threads of the pool. The number of columns is whole blocks: `Tensor` has checked it.
     pub fn new(tensor: &Tensor, pool: &Pool) -> Result<Self, BackendError> {
         let (format, rows, cols) = (tensor.format(), tensor.rows(), tensor.cols());
-        let too_large =
-            || BackendError::Unsupported { what: format!("a weight of {rows} x {cols} values: it is too large") };
+        let too_large = || BackendError::Unsupported {
+            what: format!("a weight of {rows} x {cols} values: it is too large"),
+        };
         let num_panels = rows.div_ceil(PANEL_ROWS);
         let (quants_per_panel, scales_per_panel) = match QuantLayout::new(format) {
             None => (PANEL_ROWS.checked_mul(format.block_bytes()).and_then(|n| n.checked_mul(cols)), Some(0)),
@@ -41,9 +41,14 @@ impl PackedPart {
         let part = Self {
             format,
             rows,
-            cols,
-            quants: AlignedBytes::zeroed(quants_per_panel.checked_mul(num_panels).ok_or_else(too_large)?, what)?,
-            scales: AlignedBytes::zeroed(scales_per_panel.checked_mul(num_panels).ok_or_else(too_large)?, what)?,
+            quants: AlignedBytes::zeroed(
+                quants_per_panel.checked_mul(num_panels).ok_or_else(too_large)?,
+                what,
+            )?,
+            scales: AlignedBytes::zeroed(
+                scales_per_panel.checked_mul(num_panels).ok_or_else(too_large)?,
+                what,
+            )?,
             quants_per_panel,
             scales_per_panel,
         };

@@ -1,0 +1,106 @@
+//! What the tests share: programs as lists of ops, backends of every instruction set, comparisons.
+#![allow(dead_code)]
+
+use baton_backend::testing::Random;
+use baton_backend::{
+    Attention, Backend, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, Program,
+    Qkv, StepInput, StepLimits, StepOutput, Tensor, WeightId, WeightUse,
+};
+use baton_cpu::{CpuBackend, CpuOptions, Isa};
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Embed(Embed),
+    Norm(NormOp),
+    Linear(Linear),
+    Gated(GatedLinear),
+    Qkv(Qkv),
+    Attention(Attention),
+    Logits(Logits),
+    Sample(BufferId),
+}
+
+/// A program that is a list.
+pub struct List(pub Vec<Op>);
+
+impl Program for List {
+    fn run(&self, ops: &mut dyn Ops) {
+        for op in &self.0 {
+            match op {
+                Op::Embed(op) => ops.embed(op),
+                Op::Norm(op) => ops.norm(op),
+                Op::Linear(op) => ops.linear(op),
+                Op::Gated(op) => ops.gated_linear(op),
+                Op::Qkv(op) => ops.qkv(op),
+                Op::Attention(op) => ops.attention(op),
+                Op::Logits(op) => ops.logits(op),
+                Op::Sample(logits) => ops.sample(*logits),
+            }
+        }
+    }
+}
+
+/// Every path that this machine has.
+pub fn paths() -> Vec<Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+}
+
+pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false }).expect("starts")
+}
+
+pub fn limits(max_tokens: usize, vocab_size: usize) -> StepLimits {
+    StepLimits {
+        max_tokens,
+        max_seqs: max_tokens,
+        max_logit_rows: max_tokens,
+        max_samples: max_tokens,
+        max_model_len: 4096,
+        vocab_size,
+    }
+}
+
+/// A table whose rows, looked up as tokens, are the inputs of a test.
+pub fn load_inputs(backend: &mut dyn Backend, rows: usize, cols: usize, values: &[f32]) -> WeightId {
+    let table = Tensor::from_f32(rows, cols, values).expect("shape");
+    backend.load_weight(&[table], WeightUse::Embedding).expect("loads")
+}
+
+/// A step of these tokens without attention; all rows give logits.
+pub fn tokens(ids: &[u32]) -> StepInput {
+    StepInput {
+        token_ids: ids.to_vec(),
+        positions: (0..ids.len() as u32).collect(),
+        slots: (0..ids.len() as u32).collect(),
+        logit_rows: (0..ids.len() as u32).collect(),
+        ..StepInput::default()
+    }
+}
+
+pub fn run(backend: &mut dyn Backend, input: &StepInput, ops: &[Op]) -> Result<StepOutput, BackendError> {
+    let mut output = StepOutput::default();
+    backend.submit(input, &List(ops.to_vec()))?;
+    backend.collect(&mut output)?;
+    Ok(output)
+}
+
+pub fn run_and_read(backend: &mut dyn Backend, input: &StepInput, ops: &[Op], buffer: BufferId) -> Vec<f32> {
+    run(backend, input, ops).expect("runs");
+    backend.read_buffer(buffer, input.num_tokens()).expect("rows")
+}
+
+/// The largest difference, as a share of the largest magnitude expected.
+pub fn error(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    assert!(got.iter().all(|x| x.is_finite()), "not finite: {got:?}");
+    let largest = expected.iter().fold(1e-30f32, |m, x| m.max(x.abs()));
+    got.iter().zip(expected).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+pub fn random(seed: u64) -> Random {
+    Random::new(seed)
+}
