@@ -63,10 +63,16 @@ pub fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Chat templates come with models and run on a thread of this name; `text` makes an error of whatever happens there.
+const CONTAINED_THREAD: &str = "chat-template";
+
 /// A panic is a defect of Baton. Say so in one line, without a backtrace, and end the process whichever thread it
 /// was: a half-dead engine helps nobody.
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|panic| {
+        if std::thread::current().name() == Some(CONTAINED_THREAD) {
+            return;
+        }
         let cause = panic
             .payload()
             .downcast_ref::<&str>()

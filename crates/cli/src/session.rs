@@ -14,7 +14,7 @@ use baton_engine::Engine;
 use baton_model::{
     GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource,
 };
-use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, Tokenizer};
+use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, RenderOptions, Tokenizer};
 
 use crate::engine_args::{EngineArgs, parse_dtype};
 use crate::errors::hinted;
@@ -116,7 +116,10 @@ impl TextModel {
             }
             Some(TokenizerSource::Gguf(fields)) => Some(Tokenizer::from_gguf(gguf_vocab(fields))?),
         };
-        let template = files.chat_template()?.map(|source| ChatTemplate::new(&source)).transpose()?;
+        let token_text = |id: Option<TokenId>| tokenizer.as_ref()?.token_text(id?);
+        let (bos, eos) = tokenizer.as_ref().map_or((None, None), |tokenizer| (tokenizer.bos_id(), tokenizer.eos_id()));
+        let template = files.chat_template()?;
+        let template = template.map(|source| ChatTemplate::new(&source, token_text(bos), token_text(eos)));
         let mut eos_token_ids = files.config().eos_token_ids.clone();
         for &token in tokenizer.iter().flat_map(Tokenizer::end_token_ids) {
             if !eos_token_ids.contains(&token) {
@@ -126,8 +129,8 @@ impl TextModel {
         Ok(Self {
             name,
             generation: files.generation_defaults().clone(),
+            template: template.transpose()?,
             tokenizer: tokenizer.map(Arc::new),
-            template,
             eos_token_ids: eos_token_ids.into(),
         })
     }
@@ -147,7 +150,9 @@ impl TextModel {
             hinted(format!("{} has no chat template", self.name), "leave out --chat, or use a chat model")
         })?;
         let tokenizer = self.tokenizer()?;
-        let rendered = template.render(messages)?;
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let messages = messages.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        let rendered = template.render(&messages, &options)?;
         Ok(tokenizer.encode_chat(&rendered)?)
     }
 
