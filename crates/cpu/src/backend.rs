@@ -134,6 +134,12 @@ impl Backend for CpuBackend {
             free_bytes: memory.free_bytes,
             block_size: PANEL_KEYS,
             activation_bytes: 4,
+            // Other programs live in this memory too: half of what is free, and no more than most people expect.
+            kv_cap_bytes: Some((memory.free_bytes / 2).min(4 << 30)),
+            max_steps_in_flight: 1,
+            // Orders of magnitude for an int8 product and a copy between two places in memory.
+            macs_per_second: 5e10 * self.pool.num_threads() as f64,
+            swap_bytes_per_second: 5e9,
         }
     }
 

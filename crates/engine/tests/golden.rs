@@ -17,8 +17,13 @@ fn cpu() -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions::default()).expect("the CPU is always there"))
 }
 
-fn backends() -> [Box<dyn Backend>; 2] {
-    [reference(), cpu()]
+/// Each backend with the smallest block it takes: small blocks make for many of them.
+fn backends() -> [(Box<dyn Backend>, usize); 2] {
+    [(reference(), 4), (cpu(), 16)]
+}
+
+fn config(golden: &Golden, block_size: usize) -> EngineConfig {
+    EngineConfig { block_size: Some(block_size), ..small_config(golden) }
 }
 
 /// Prompts whose greedy continuation fits the model, with the tokens PyTorch gave.
@@ -49,8 +54,8 @@ fn check(engine: &mut Engine, expected: &[(Vec<TokenId>, Vec<TokenId>)], what: &
 fn batched_together() {
     for name in MODELS {
         let golden = golden(name);
-        for backend in backends() {
-            let mut engine = engine(&golden, backend, &small_config(&golden));
+        for (backend, block_size) in backends() {
+            let mut engine = engine(&golden, backend, &config(&golden, block_size));
             check(&mut engine, &expected(&golden), name);
         }
     }
@@ -60,8 +65,8 @@ fn batched_together() {
 fn one_at_a_time_and_again_from_the_prefix_cache() {
     for name in ["llama", "gemma3", "mistral"] {
         let golden = golden(name);
-        for backend in backends() {
-            let mut engine = engine(&golden, backend, &small_config(&golden));
+        for (backend, block_size) in backends() {
+            let mut engine = engine(&golden, backend, &config(&golden, block_size));
             for prompt in expected(&golden) {
                 check(&mut engine, std::slice::from_ref(&prompt), name);
                 check(&mut engine, &[prompt], "from the cache");
@@ -76,8 +81,8 @@ fn prompts_in_small_chunks() {
     for name in ["llama", "gemma3", "qwen2-window"] {
         let golden = golden(name);
         for budget in [8, 11] {
-            for backend in backends() {
-                let config = EngineConfig { max_num_batched_tokens: budget, ..small_config(&golden) };
+            for (backend, block_size) in backends() {
+                let config = EngineConfig { max_num_batched_tokens: budget, ..config(&golden, block_size) };
                 check(&mut engine(&golden, backend, &config), &expected(&golden), name);
             }
         }
@@ -89,9 +94,9 @@ fn with_a_pool_that_makes_them_give_way() {
     for mode in [PreemptionMode::Swap, PreemptionMode::Recompute, PreemptionMode::Auto] {
         for name in ["llama", "gemma3"] {
             let golden = golden(name);
-            for backend in backends() {
-                let blocks = golden.max_model_len.div_ceil(4) + 2;
-                let config = EngineConfig { preemption_mode: mode, ..small_config(&golden) };
+            for (backend, block_size) in backends() {
+                let blocks = golden.max_model_len.div_ceil(block_size) + 2;
+                let config = EngineConfig { preemption_mode: mode, ..config(&golden, block_size) };
                 let mut engine = engine(&golden, backend, &with_blocks(&golden, config, blocks));
                 let prompts: Vec<_> = expected(&golden).into_iter().cycle().take(9).collect();
                 check(&mut engine, &prompts, name);
@@ -110,7 +115,7 @@ fn a_batch_changes_nothing_bit_for_bit() {
     let golden = golden("llama");
     let params = baton_core::SamplingParams { logprobs: Some(3), ..greedy(16) };
     let prompts: Vec<_> = expected(&golden).into_iter().map(|(prompt, _)| prompt).collect();
-    let config = EngineConfig { enable_prefix_caching: false, ..small_config(&golden) };
+    let config = EngineConfig { enable_prefix_caching: false, ..config(&golden, 16) };
     let together = engine(&golden, cpu(), &config).generate(prompts.clone(), &params).expect("together");
     for (prompt, together) in prompts.into_iter().zip(together) {
         let alone = engine(&golden, cpu(), &config).generate(vec![prompt], &params).expect("alone").remove(0);
