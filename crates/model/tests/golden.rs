@@ -162,7 +162,9 @@ impl Case {
                 done[i] += run.tokens.len();
             }
         }
-        pages.iter().for_each(|pages| self.harness.give_pages(pages));
+        for pages in &pages {
+            self.harness.give_pages(pages);
+        }
     }
 
     /// A second sequence starts from blocks that the first one filled, and copies the block that it shares in part.
