@@ -17,13 +17,19 @@ struct Partial {
 }
 
 impl Partial {
-    fn empty(head_dim: usize) -> Self {
-        Self { max: f64::NEG_INFINITY, sum: 0.0, weighted: vec![0.0; head_dim] }
-    }
-
-    fn add_key(&mut self, score: f32, value: &[f32]) {
-        let value = value.iter().map(|value| f64::from(*value)).collect();
-        self.merge(&Self { max: f64::from(score), sum: 1.0, weighted: value });
+    /// Of keys given by their scores and values.
+    fn of(keys: &[(f32, &[f32])], head_dim: usize) -> Self {
+        let max = keys.iter().fold(f32::NEG_INFINITY, |max, (score, _)| max.max(*score));
+        let max = f64::from(max);
+        let (mut sum, mut weighted) = (0.0, vec![0.0; head_dim]);
+        for (score, value) in keys {
+            let weight = (f64::from(*score) - max).exp();
+            sum += weight;
+            for (weighted, value) in weighted.iter_mut().zip(*value) {
+                *weighted += weight * f64::from(*value);
+            }
+        }
+        Self { max, sum, weighted }
     }
 
     fn merge(&mut self, other: &Self) {
@@ -90,7 +96,7 @@ impl Run<'_> {
         let position = self.input.positions[query];
         let row = self.buffers[op.query.0 as usize].row(query);
         let attend_head = |(head, query): (usize, &[f32])| {
-            let mut partial = Partial::empty(spec.head_dim);
+            let mut keys = Vec::new();
             for key_position in item.kv_start..item.kv_start + item.kv_len {
                 if !sees(position, key_position, op.window) {
                     continue;
@@ -101,9 +107,9 @@ impl Run<'_> {
                 if let Some(slopes) = slopes {
                     score -= slopes[head] * (position - key_position) as f32;
                 }
-                partial.add_key(score, value);
+                keys.push((score, value));
             }
-            partial
+            Partial::of(&keys, spec.head_dim)
         };
         row.chunks_exact(spec.head_dim).enumerate().map(attend_head).collect()
     }

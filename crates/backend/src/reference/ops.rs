@@ -81,7 +81,9 @@ impl Ops for Run<'_> {
             assert!(row < weight.rows, "token {token_id} of a vocabulary of {}", weight.rows);
             let mut values = vec![0.0; weight.cols];
             weight.row(row, &mut values);
-            values.iter_mut().for_each(|value| *value *= op.scale);
+            for value in &mut values {
+                *value *= op.scale;
+            }
             values
         };
         let rows: Vec<_> = self.token_ids.iter().map(lookup).collect();

@@ -5,22 +5,15 @@ use std::cmp::Ordering;
 
 use baton_core::TokenId;
 
-use super::{Candidate, clean, random_bits};
+use super::weight::{clean, fixed_point, largest, likelihood};
+use super::{Candidate, random_bits};
 use crate::SampleRow;
 
-/// The weight of the most likely token. Sums of up to 2^24 weights fit a u64.
-const ONE: f64 = (1_u64 << 40) as f64;
-
-/// The lowest id of those with the largest logit; 0 if all are −∞.
-pub(super) fn most_likely(logits: &[f32]) -> TokenId {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, raw) in logits.iter().enumerate() {
-        let logit = clean(*raw);
-        if logit > best.1 {
-            best = (token, logit);
-        }
-    }
-    best.0 as TokenId
+/// The lowest id of those with the largest logit, and that logit; 0 and −∞ if all are −∞.
+pub(super) fn most_likely(logits: &[f32]) -> (TokenId, f32) {
+    let max = largest(logits);
+    let first = logits.iter().position(|logit| clean(*logit) == max);
+    (first.expect("the largest logit is one of them") as TokenId, max)
 }
 
 /// `max` is the largest clean logit and finite; the temperature is above 0.
@@ -28,41 +21,39 @@ pub(super) fn draw(logits: &[f32], max: f32, row: &SampleRow, candidates: &mut V
     let top_k = row.top_k as usize;
     let has_top_k = top_k > 0 && top_k < logits.len();
     let has_top_p = row.top_p < 1.0;
-    let min_weight = ((f64::from(row.min_p).clamp(0.0, 1.0) * ONE).ceil() as u64).max(1);
+    // Never above 1, or not even the most likely token would be left.
+    let min_p = row.min_p.min(1.0);
+    let weight_of = |logit: f32| {
+        let likelihood = likelihood(logit, max, row.temperature);
+        fixed_point(if likelihood >= min_p { likelihood } else { 0.0 })
+    };
+    let random = random_bits(row.seed, row.counter);
 
-    if has_top_k {
+    let total: u64 = if has_top_k {
         keep_best(logits, top_k, candidates);
         for candidate in &mut *candidates {
-            candidate.weight = weight(candidate.logit, max, row.temperature);
+            candidate.weight = weight_of(candidate.logit);
         }
-        candidates.retain(|candidate| candidate.weight >= min_weight);
+        total_weight(candidates)
     } else {
-        candidates.clear();
-        candidates.extend((0..).zip(logits).filter_map(|(token_id, raw)| {
-            let logit = clean(*raw);
-            let weight = weight(logit, max, row.temperature);
-            (weight >= min_weight).then_some(Candidate { logit, token_id, weight })
-        }));
+        logits.iter().map(|logit| weight_of(*logit)).sum()
+    };
+    if !has_top_k && !has_top_p {
+        return first_exceeding(logits, weight_of, scale_down(random, total));
     }
     if has_top_p {
-        let needed = (f64::from(row.top_p) * total_weight(candidates) as f64).ceil() as u64;
+        let needed = (f64::from(row.top_p) * total as f64).ceil() as u64;
+        if !has_top_k {
+            // All that are lighter than this weigh less than what the nucleus leaves out, so that none is in it.
+            let lightest = total.saturating_sub(needed) / logits.len() as u64;
+            collect(logits, weight_of, lightest.max(1), candidates);
+        }
         let kept = prefix_reaching(candidates, best_first, needed);
         candidates.truncate(kept);
     }
-
-    let total = total_weight(candidates);
-    let target = ((u128::from(random_bits(row.seed, row.counter)) * u128::from(total)) >> 64) as u64;
-    let place = if has_top_k || has_top_p {
-        prefix_reaching(candidates, |a, b| a.token_id.cmp(&b.token_id), target + 1) - 1
-    } else {
-        first_exceeding(candidates, target)
-    };
-    candidates[place].token_id
-}
-
-/// Fixed-point probability relative to the most likely token.
-pub(super) fn weight(logit: f32, max: f32, temperature: f32) -> u64 {
-    (f64::from(((logit - max) / temperature).exp()) * ONE) as u64
+    let target = scale_down(random, total_weight(candidates));
+    let reached = prefix_reaching(candidates, |a, b| a.token_id.cmp(&b.token_id), target + 1);
+    candidates[reached - 1].token_id
 }
 
 /// Leaves the `count` most likely tokens in `into`, in no order, with weights unset.
@@ -98,18 +89,43 @@ pub(super) fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token_id.cmp(&b.token_id))
 }
 
+/// All tokens of at least this weight.
+fn collect(logits: &[f32], weight_of: impl Fn(f32) -> u64, lightest: u64, into: &mut Vec<Candidate>) {
+    into.clear();
+    into.extend((0..).zip(logits).filter_map(|(token_id, raw)| {
+        let weight = weight_of(*raw);
+        (weight >= lightest).then_some(Candidate { logit: clean(*raw), token_id, weight })
+    }));
+}
+
+/// `random / 2^64 · total`, rounded down.
+fn scale_down(random: u64, total: u64) -> u64 {
+    ((u128::from(random) * u128::from(total)) >> 64) as u64
+}
+
 fn total_weight(candidates: &[Candidate]) -> u64 {
     candidates.iter().map(|candidate| candidate.weight).sum()
 }
 
-/// Of candidates in the order of their ids: the first whose cumulative weight exceeds `target`, which is below the total.
-fn first_exceeding(candidates: &[Candidate], target: u64) -> usize {
+/// The first token whose cumulative weight exceeds `target`, which is below the total.
+fn first_exceeding(logits: &[f32], weight_of: impl Fn(f32) -> u64, target: u64) -> TokenId {
+    // Whole chunks are passed over by their sums, which vectors can add.
+    const CHUNK: usize = 256;
     let mut sum = 0;
-    let exceeds = |candidate: &Candidate| {
-        sum += candidate.weight;
-        sum > target
-    };
-    candidates.iter().position(exceeds).expect("the target is below the total weight")
+    for (chunk_number, chunk) in logits.chunks(CHUNK).enumerate() {
+        let chunk_sum: u64 = chunk.iter().map(|logit| weight_of(*logit)).sum();
+        if sum + chunk_sum <= target {
+            sum += chunk_sum;
+            continue;
+        }
+        for (i, logit) in chunk.iter().enumerate() {
+            sum += weight_of(*logit);
+            if sum > target {
+                return (chunk_number * CHUNK + i) as TokenId;
+            }
+        }
+    }
+    unreachable!("the target is below the total weight");
 }
 
 /// Moves the shortest prefix (in `order`) whose weights add up to at least `needed` to the front and returns its length,

@@ -2,17 +2,18 @@
 
 use baton_core::{TokenId, TokenLogprob};
 
+use super::Candidate;
 use super::draw::{best_first, keep_best};
-use super::{Candidate, clean};
+use super::weight::{ONE, clean, largest, weight};
 
-/// `ln Σ exp(logit)`; −∞ where every logit is.
+/// `ln Σ exp(logit)`; −∞ where every logit is. The sum is of fixed-point weights, so its order does not matter.
 pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
-    let max = logits.iter().fold(f32::NEG_INFINITY, |max, logit| max.max(clean(*logit)));
+    let max = largest(logits);
     if max == f32::NEG_INFINITY {
         return max;
     }
-    let sum: f64 = logits.iter().map(|logit| f64::from((clean(*logit) - max).exp())).sum();
-    (f64::from(max) + sum.ln()) as f32
+    let sum: u64 = logits.iter().map(|logit| weight(*logit, max, 1.0)).sum();
+    (f64::from(max) + (sum as f64 / ONE as f64).ln()) as f32
 }
 
 /// The log-probability of a token and its rank: 1 + how many are strictly more likely. A token beyond the vocabulary

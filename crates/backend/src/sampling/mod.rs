@@ -7,11 +7,12 @@
 //! 3. a temperature of 0 takes the most likely token (the lowest id of equals) and is done;
 //! 4. temperature, then `min_p`, `top_k`, `top_p`, then the draw.
 //!
-//! Probabilities are kept as fixed-point weights: `exp((logit − max) / temperature) · 2^40`, truncated. Integer sums do
-//! not depend on the order of addition, so threads or a GPU may add them as they like and still draw the same token.
+//! Probabilities are kept as fixed-point weights: `exp((logit − max) / temperature) · 2^40`, rounded ([`weight`]), with
+//! an exponential that gives the same bits everywhere. Integer sums do not depend on the order of addition, so threads
+//! or a GPU may add them as they like and still draw the same token.
 //! Kept tokens stand in the order of their ids; the token drawn is the first whose cumulative weight exceeds
 //! `(random · total) >> 64`, where `random` is a pure function of `(seed, counter)` ([`random_bits`]). A token less
-//! likely than 2^-40 of the best one has weight 0 and is never drawn.
+//! likely than exp(−28) of the best one has weight 0 and is never drawn.
 //!
 //! Broken logits never panic: NaN counts as −∞ and +∞ as the largest finite number. If nothing at all is left (every
 //! logit is −∞), the token is 0.
@@ -25,12 +26,14 @@ mod logprobs;
 mod random;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 use baton_core::{TokenId, TokenLogprob};
 
 use crate::{SampleRow, Sampled, StepOutput, TokenCount};
 
 pub use random::random_bits;
+pub use weight::{ONE as WEIGHT_ONE, likelihood, weight};
 
 /// What sampling a row needs besides the row. One a thread; grows to the vocabulary once.
 #[derive(Debug, Default)]
@@ -105,17 +108,11 @@ fn choose(
         adjust::adjust(adjusted, row, history, biases);
         adjusted
     };
-    let best = draw::most_likely(logits);
-    let max = clean(logits[best as usize]);
+    let (best, max) = draw::most_likely(logits);
     // Written so that a temperature of NaN is greedy as well.
     let is_random = row.temperature > 0.0;
     if !is_random || max == f32::NEG_INFINITY {
         return best;
     }
     draw::draw(logits, max, row, candidates)
-}
-
-/// A logit that can be compared and subtracted: no NaN, no +∞, and no −0 (which would sort below 0).
-fn clean(logit: f32) -> f32 {
-    if logit.is_nan() { f32::NEG_INFINITY } else { (logit + 0.0).min(f32::MAX) }
 }

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::draw::weight;
 use super::*;
 use crate::testing::Random;
 
@@ -45,8 +44,8 @@ fn naive_token(logits: &[f32], row: &SampleRow) -> TokenId {
         return order[0] as TokenId;
     }
     let weights: Vec<u64> = clean.iter().map(|l| weight(*l, clean[order[0]], row.temperature)).collect();
-    let floor = (f64::from(row.min_p) * (1_u64 << 40) as f64).ceil() as u64;
-    order.retain(|i| weights[*i] >= floor);
+    let best = clean[order[0]];
+    order.retain(|i| likelihood(clean[*i], best, row.temperature) >= row.min_p);
     if row.top_k > 0 {
         order.truncate(row.top_k as usize);
     }

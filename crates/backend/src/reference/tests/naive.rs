@@ -22,7 +22,7 @@ pub(super) fn attention(kind: &Kind, tokens: &[TokenId]) -> Vec<Vec<f32>> {
             let kv_head = number / (HEADS / KV_HEADS);
             let first = kind.window.map_or(0, |window| (query_position + 1).saturating_sub(window as usize));
             let mut total = 0.0;
-            let mut sums = vec![0.0; HEAD_DIM];
+            let mut sums = [0.0; HEAD_DIM];
             for position in first..=query_position {
                 let key = stored(kind.dtype, head(position, HEADS + kv_head));
                 let value = stored(kind.dtype, head(position, HEADS + KV_HEADS + kv_head));

@@ -154,7 +154,7 @@ fn parts_of_every_format_stand_one_below_the_other() {
         parts.push(Tensor::new(format, 1, 256, SharedBytes::new(Arc::new(bytes))).unwrap());
     }
     let weight = desk.backend.load_weight(&parts, WeightUse::EmbeddingAndLinear).unwrap();
-    let mut expected = vec![Vec::new(), Vec::new()];
+    let mut expected = [Vec::new(), Vec::new()];
     for part in &parts {
         let mut decoded = vec![0.0; part.rows() * 256];
         dequantize_row(part.format(), part.bytes(), &mut decoded);
