@@ -37,6 +37,7 @@ mod special;
 mod spm;
 mod stop;
 mod stream;
+mod template;
 mod tokenizer;
 mod vocab;
 
@@ -44,5 +45,6 @@ pub use error::TextError;
 pub use incremental::IncrementalDecoder;
 pub use stop::StopStrings;
 pub use stream::{Delta, OutputOptions, OutputStream, StopMatch};
+pub use template::{ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use vocab::{GgufVocab, TokenKind};
