@@ -90,7 +90,9 @@ fn samples_agree_with_the_reference_and_are_fed_back() {
         backend.submit(&first, &program).expect("submits");
         backend.submit(&second, &program).expect("submits");
         let mut outputs = [StepOutput::default(), StepOutput::default()];
-        outputs.iter_mut().for_each(|output| backend.collect(output).expect("collects"));
+        for output in &mut outputs {
+            backend.collect(output).expect("collects");
+        }
         outputs
     };
     let expected = both(&mut ReferenceBackend::new());
@@ -147,7 +149,8 @@ fn wrong_steps_are_refused_and_the_backend_lives_on() {
     backend.create_kv_cache(&spec, 4, 2).expect("creates");
     let good = tokens(&[1, 2]);
     let copy = |from, to| BlockCopy { from, to };
-    let changes: Vec<(&str, Box<dyn Fn(&mut StepInput)>)> = vec![
+    type Change = Box<dyn Fn(&mut StepInput)>;
+    let changes: Vec<(&str, Change)> = vec![
         ("vocabulary", Box::new(|step| step.token_ids[0] = 60)),
         ("positions", Box::new(|step| step.positions.truncate(1))),
         ("more tokens", Box::new(|step| *step = tokens(&[0; 33]))),

@@ -2,6 +2,8 @@
 
 mod generation;
 mod gguf;
+#[cfg(test)]
+mod gguf_tests;
 mod hugging_face;
 mod hugging_face_rope;
 mod limits;

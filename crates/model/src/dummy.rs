@@ -108,3 +108,72 @@ fn split_mix(state: &mut u64) -> u64 {
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(architecture: &str, dtype: &str) -> ModelConfig {
+        let config = json!({
+            "architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 50, "dtype": dtype,
+        });
+        ModelConfig::from_json(config.to_string().as_bytes(), None).unwrap()
+    }
+
+    fn tensor(weights: &DummyWeights, name: &str) -> Tensor {
+        weights.tensor(name).unwrap().unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    #[test]
+    fn values_have_the_usual_scale() {
+        let weights = DummyWeights::new(&config("LlamaForCausalLM", "float32"), 0).unwrap();
+        let gate = tensor(&weights, "model.layers.1.mlp.gate_proj.weight");
+        assert_eq!((gate.rows(), gate.cols()), (96, 64));
+        let (values, _) = gate.bytes().as_chunks::<4>();
+        let values: Vec<f32> = values.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        let deviation = (values.iter().map(|value| value * value).sum::<f32>() / values.len() as f32).sqrt();
+        assert!(mean.abs() < 1e-3, "{mean}");
+        assert!((deviation - 0.02).abs() < 1e-3, "{deviation}");
+        let norm = tensor(&weights, "model.norm.weight");
+        assert_eq!(norm.bytes(), 1_f32.to_le_bytes().repeat(64));
+    }
+
+    #[test]
+    fn the_seed_decides_and_tensors_differ() {
+        let make = |seed| DummyWeights::new(&config("Qwen2ForCausalLM", "bfloat16"), seed).unwrap();
+        let (q, k) = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.bias");
+        assert_eq!(tensor(&make(1), q).bytes(), tensor(&make(1), q).bytes());
+        assert_ne!(tensor(&make(1), q).bytes(), tensor(&make(2), q).bytes());
+        assert_eq!((tensor(&make(1), k).rows(), tensor(&make(1), k).cols()), (1, 32));
+        assert_ne!(tensor(&make(1), q).row(0), tensor(&make(1), q).row(1));
+    }
+
+    #[test]
+    fn all_that_is_named_is_there_and_counted() {
+        for architecture in ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"] {
+            for (dtype, format) in [("float16", WeightFormat::F16), ("bfloat16", WeightFormat::BF16)] {
+                let config = config(&format!("{architecture}ForCausalLM"), dtype);
+                let weights = DummyWeights::new(&config, 0).unwrap();
+                let mut bytes = 0;
+                for name in weights.names() {
+                    let tensor = tensor(&weights, &name);
+                    assert_eq!(tensor.format(), format);
+                    bytes += tensor.bytes().len() as u64;
+                }
+                assert_eq!(weights.total_bytes(), bytes, "{architecture}");
+                assert_eq!(weights.tensor("lm_head.weight").unwrap().is_none(), config.tied_embeddings);
+            }
+        }
+    }
+
+    #[test]
+    fn gemma_norms_are_zero_because_one_is_added() {
+        let weights = DummyWeights::new(&config("Gemma3ForCausalLM", "bfloat16"), 0).unwrap();
+        let norm = tensor(&weights, "model.layers.0.pre_feedforward_layernorm.weight");
+        assert!(norm.bytes().iter().all(|&byte| byte == 0));
+    }
+}

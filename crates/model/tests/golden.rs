@@ -1,4 +1,4 @@
-//! Every golden model (`tests/data`, made with PyTorch) in every way a serving engine may cut its work: whole prompts,
+//! Every golden model (`tests/data/golden`, made with PyTorch) in every way a serving engine may cut its work: whole prompts,
 //! chunks, single tokens, mixed batches, shared prefixes, swapped blocks. The logits must not care.
 
 mod harness;
@@ -6,12 +6,12 @@ mod harness;
 use std::path::{Path, PathBuf};
 
 use baton_backend::{Backend, KvDtype, ReferenceBackend};
+use baton_cpu::{CpuBackend, CpuOptions, Isa};
 use harness::{Harness, Options, Run, argmax, relay_plan};
 use serde_json::Value;
 
 /// Of the largest logit. PyTorch adds in another order; a wrong formula is orders of magnitude above this.
 const TOLERANCE: f32 = 1e-3;
-const BLOCK_SIZE: usize = 8;
 
 struct Prompt {
     tokens: Vec<u32>,
@@ -61,6 +61,7 @@ impl Golden {
 /// One model on one backend, with the largest error so far.
 struct Case {
     harness: Harness,
+    block_size: usize,
     name: String,
     worst: f32,
 }
@@ -161,7 +162,9 @@ impl Case {
                 done[i] += run.tokens.len();
             }
         }
-        pages.iter().for_each(|pages| self.harness.give_pages(pages));
+        for pages in &pages {
+            self.harness.give_pages(pages);
+        }
     }
 
     /// A second sequence starts from blocks that the first one filled, and copies the block that it shares in part.
@@ -170,10 +173,11 @@ impl Case {
         let length = prompt.tokens.len();
         let first = self.harness.take_pages(length);
         self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &first }]);
-        for shared in [BLOCK_SIZE, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE + 3] {
-            let whole = shared / BLOCK_SIZE;
-            let own = self.harness.take_pages(length - whole * BLOCK_SIZE);
-            if !shared.is_multiple_of(BLOCK_SIZE) {
+        let block_size = self.block_size;
+        for shared in [block_size, 2 * block_size, 4 * block_size + 3] {
+            let whole = shared / block_size;
+            let own = self.harness.take_pages(length - whole * block_size);
+            if !shared.is_multiple_of(block_size) {
                 self.harness.copy(&[(first[whole], own[0])]);
             }
             let pages = [&first[..whole], &own].concat();
@@ -188,11 +192,12 @@ impl Case {
     /// Sequences that share a prefix decode together, its keys read once for all of them.
     fn relay(&mut self, golden: &Golden) {
         let prompt = golden.longest();
-        let shared_len = 3 * BLOCK_SIZE;
+        let block_size = self.block_size as u32;
+        let shared_len = 3 * self.block_size;
         let first = self.harness.take_pages(prompt.tokens.len());
         self.harness.step(&[Run { tokens: &prompt.tokens, start: 0, pages: &first }]);
         // Decodes at different positions; each computes its last token again.
-        let positions = [shared_len, shared_len + 5, 49, 69];
+        let positions = [shared_len, shared_len + 5, shared_len + 1, 69];
         let runs: Vec<_> = positions
             .iter()
             .map(|&start| Run { tokens: &prompt.tokens[start..=start], start, pages: &first })
@@ -200,7 +205,7 @@ impl Case {
         let as_u32 = positions.map(|position| position as u32);
         let rows = self.harness.step_with(&runs, |window, plan| {
             if window.is_none() {
-                relay_plan(plan, &as_u32, shared_len as u32, BLOCK_SIZE as u32);
+                relay_plan(plan, &as_u32, shared_len as u32, block_size);
             }
         });
         for (&position, row) in positions.iter().zip(&rows) {
@@ -233,38 +238,51 @@ impl Case {
     }
 }
 
-/// The backends to test, by name.
-fn backends() -> Vec<(String, Box<dyn Backend>)> {
-    vec![("reference".to_owned(), Box::new(ReferenceBackend::new()))]
+/// The backends to test, by name; the best one on the CPU with `num_threads`.
+fn backends(num_threads: usize) -> Vec<(String, Box<dyn Backend>)> {
+    let reference: Box<dyn Backend> = Box::new(ReferenceBackend::new());
+    let mut backends = vec![("reference".to_owned(), reference)];
+    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    // More threads than one only once: they wait by spinning, which is slow where tests share the cores.
+    let cpus = available.map(|isa| (isa, if isa == Isa::best() { num_threads } else { 1 }));
+    for (isa, threads) in cpus {
+        let options = CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() };
+        let cpu = CpuBackend::new(options).expect("the CPU is a CPU");
+        backends.push((format!("cpu {isa} with {threads} threads"), Box::new(cpu)));
+    }
+    backends
 }
 
-/// `model` is a folder, or a file in it, under `tests/data`.
+/// `model` is a folder, or a file in it, under `tests/data/golden`.
 fn check_model(model: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(model);
     let folder: PathBuf =
         if path.is_dir() { path.clone() } else { path.parent().expect("a folder").to_owned() };
     let golden = Golden::read(&folder);
     // Once with everything in one item, once with long contexts and long runs split over many.
-    for (max_kv_per_item, max_queries_per_item) in [(0, 0), (2 * BLOCK_SIZE as u32, 5)] {
-        for (name, backend) in backends() {
+    for splits in [false, true] {
+        for (name, backend) in backends(if splits { 2 } else { 1 }) {
+            // The reference takes any size: a small one has more seams.
+            let block_size = if name == "reference" { 8 } else { backend.device().block_size };
             let options = Options {
                 max_model_len: golden.max_model_len,
                 max_tokens: 128,
-                block_size: BLOCK_SIZE,
+                block_size,
+                num_pages: 64,
                 kv_dtype: KvDtype::F32,
-                max_kv_per_item,
-                max_queries_per_item,
+                max_kv_per_item: if splits { 2 * block_size as u32 } else { 0 },
+                max_queries_per_item: if splits { 5 } else { 0 },
             };
             let harness = Harness::new(backend, &path, options);
-            let name = format!("{model} on {name}, items of {max_kv_per_item} keys");
-            let mut case = Case { harness, name, worst: 0.0 };
+            let name = format!("{model} on {name}, {} items", if splits { "split" } else { "whole" });
+            let mut case = Case { harness, block_size, name, worst: 0.0 };
             case.whole_prompts(&golden);
             case.token_by_token(&golden);
             case.greedy(&golden);
             case.mixed_batches(&golden);
             case.shared_prefix(&golden);
             case.swapped(&golden);
-            if max_kv_per_item == 0 {
+            if !splits {
                 case.relay(&golden);
                 case.two_chunks_at_every_split(&golden);
             }
@@ -280,8 +298,8 @@ macro_rules! golden_models {
         #[test]
         fn every_golden_model_is_tested() {
             let tested = [$($model),*];
-            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-            for entry in std::fs::read_dir(data).expect("tests/data") {
+            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden");
+            for entry in std::fs::read_dir(data).expect("tests/data/golden") {
                 let folder = entry.expect("an entry").path();
                 let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
                 if folder.join("golden.json").exists() {

@@ -1,5 +1,5 @@
 //! The sixteen-lane machine on AVX2, FMA and F16C: every vector is a pair of 256-bit ones.
-#![allow(unsafe_op_in_unsafe_fn)]
+#![allow(unsafe_op_in_unsafe_fn, clippy::wildcard_imports)]
 
 use std::arch::x86_64::*;
 

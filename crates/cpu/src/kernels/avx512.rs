@@ -1,5 +1,5 @@
 //! The sixteen-lane machine on AVX-512 (F, BW, DQ, VL), with or without VNNI.
-#![allow(unsafe_op_in_unsafe_fn)]
+#![allow(unsafe_op_in_unsafe_fn, clippy::wildcard_imports)]
 
 use std::arch::x86_64::*;
 

@@ -28,7 +28,9 @@ impl Step<'_> {
                     .expect("tokens were compared with the rows above");
                 dequantize_row(tensor.format(), tensor.row(token), out);
                 if op.scale != 1.0 {
-                    out.iter_mut().for_each(|value| *value *= op.scale);
+                    for value in out {
+                        *value *= op.scale;
+                    }
                 }
             }
         });

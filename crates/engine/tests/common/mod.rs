@@ -19,9 +19,9 @@ pub struct Golden {
     pub prompts: Vec<GoldenPrompt>,
 }
 
-/// A checkpoint of `crates/model/tests/data`.
+/// A checkpoint of `crates/model/tests/data/golden`.
 pub fn golden(name: &str) -> Golden {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data").join(name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden").join(name);
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("golden.json"))
             .expect("JSON");

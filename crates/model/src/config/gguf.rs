@@ -196,7 +196,7 @@ impl Reader<'_> {
     /// Gemma: `period` of layers of which the last is global, or one flag a layer. Llama (Mistral): all or none.
     fn layers(&self, num_layers: usize, num_ropes: usize) -> Result<Vec<LayerConfig>, ModelError> {
         let window = self.integer("attention.sliding_window")?.filter(|&window| window > 0);
-        // The converter copies the key for qwen although the models do not use it; llama.cpp ignores it there.
+        // llama.cpp gives qwen full attention in every layer, whatever this key says.
         let window =
             window.filter(|_| matches!(self.architecture, Architecture::Llama | Architecture::Gemma3));
         let local_rope = num_ropes - 1;

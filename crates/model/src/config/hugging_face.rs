@@ -101,7 +101,11 @@ fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
     let ropes = ropes(architecture, raw, &defaults, head_dim, position_limit)?;
     let max_model_len = scaled_length(architecture, &ropes, position_limit)?;
     let is_gemma = architecture == Architecture::Gemma3;
-    let attention_bias = raw.attention_bias.unwrap_or(false);
+    let (qkv_bias, attention_output_bias) = match architecture {
+        Architecture::Qwen2 => (true, false),
+        Architecture::Mistral => (false, false),
+        _ => (raw.attention_bias.unwrap_or(false), raw.attention_bias.unwrap_or(false)),
+    };
     let eos_token_ids = [&raw.eos_token_id, &top.eos_token_id].into_iter().flatten();
     let eos_token_ids =
         distinct(eos_token_ids.flat_map(OneOrMany::as_slice).filter_map(|&id| token_id(Some(id))));
@@ -130,15 +134,8 @@ fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
         embed_scale: if is_gemma { (hidden_size as f64).sqrt() as f32 } else { 1.0 },
         qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
         post_norms: is_gemma,
-        qkv_bias: match architecture {
-            Architecture::Qwen2 => true,
-            Architecture::Mistral => false,
-            _ => attention_bias,
-        },
-        attention_output_bias: match architecture {
-            Architecture::Qwen2 | Architecture::Mistral => false,
-            _ => attention_bias,
-        },
+        qkv_bias,
+        attention_output_bias,
         mlp_bias: architecture == Architecture::Llama && raw.mlp_bias.unwrap_or(false),
         tied_embeddings: raw
             .tie_word_embeddings

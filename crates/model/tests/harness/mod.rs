@@ -9,13 +9,12 @@ use baton_backend::{
 };
 use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
 
-pub const NUM_PAGES: usize = 64;
-
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub max_model_len: usize,
     pub max_tokens: usize,
     pub block_size: usize,
+    pub num_pages: usize,
     pub kv_dtype: KvDtype,
     /// As in `PlannerOptions`.
     pub max_kv_per_item: u32,
@@ -56,13 +55,13 @@ impl Harness {
         let decoder = Decoder::load(&config, &*weights, &mut *backend, &limits, &mut |_| ())
             .unwrap_or_else(|error| panic!("{}: {error}", model.display()));
         let spec = config.kv_spec(options.kv_dtype, options.block_size);
-        backend.create_kv_cache(&spec, NUM_PAGES, NUM_PAGES).expect("the KV cache fits");
+        backend.create_kv_cache(&spec, options.num_pages, options.num_pages).expect("the KV cache fits");
         Self {
             backend,
             decoder,
             config,
             options,
-            free_pages: shuffled(NUM_PAGES),
+            free_pages: shuffled(options.num_pages),
             input: StepInput::default(),
             output: StepOutput::default(),
         }
