@@ -172,13 +172,16 @@ impl Bpe {
     }
 
     fn merge_table(vocab: &GgufVocab, table: &mut SymbolTable<'_>) -> Result<MergeTable, TextError> {
-        let mut merges = MergeTable::with_capacity_and_hasher(vocab.merges.len(), BuildHasherDefault::default());
+        let mut merges =
+            MergeTable::with_capacity_and_hasher(vocab.merges.len(), BuildHasherDefault::default());
         let mut joined_text = String::new();
         for (rank, merge) in vocab.merges.iter().enumerate() {
             // A token may itself begin with a space (gemma), hence the search from the second byte on.
             let split = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
             let Some((split, _)) = split else {
-                return Err(TextError::InvalidVocab(format!("merge {rank} '{merge}' is not a pair of tokens")));
+                return Err(TextError::InvalidVocab(format!(
+                    "merge {rank} '{merge}' is not a pair of tokens"
+                )));
             };
             let (left, right) = (&merge[..split], &merge[split + 1..]);
             joined_text.clear();
@@ -342,7 +345,8 @@ mod tests {
     #[test]
     fn a_merge_must_be_a_pair() {
         let vocab = GgufVocab { tokens: vec!["a".into()], merges: vec!["a".into()], ..GgufVocab::default() };
-        let error = Bpe::new(&vocab, &vocab.ids_by_text(), FirstSymbols::Bytes, false).expect_err("not a pair");
+        let error =
+            Bpe::new(&vocab, &vocab.ids_by_text(), FirstSymbols::Bytes, false).expect_err("not a pair");
         assert!(error.to_string().contains("'a' is not a pair"), "{error}");
     }
 }

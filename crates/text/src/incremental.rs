@@ -18,8 +18,7 @@ const PROMPT_CONTEXT: usize = 6;
 
 /// Bytes to text, with U+FFFD for what is no UTF-8.
 pub(crate) fn decode_bytes_lossy(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// Moves everything that is certain from `pending` to `out`; keeps only the beginning of a character.
@@ -35,7 +34,8 @@ fn take_certain(pending: &mut Vec<u8>, out: &mut String) {
             Err(error) => {
                 let valid = done + error.valid_up_to();
                 out.push_str(
-                    std::str::from_utf8(&pending[done..valid]).expect("from_utf8 said that this part is valid"),
+                    std::str::from_utf8(&pending[done..valid])
+                        .expect("from_utf8 said that this part is valid"),
                 );
                 match error.error_len() {
                     Some(length) => {

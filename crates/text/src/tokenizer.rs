@@ -103,19 +103,15 @@ impl Tokenizer {
         let ids = Arc::new(vocab.ids_by_text());
         let (model, style, add_bos) = Self::gguf_model(&vocab, &kinds, &ids)?;
         let pieces = Pieces::from_gguf(&vocab, &kinds, style)?;
-        let strip_leading_space =
-            matches!(model, GgufModel::SentencePiece { add_space_prefix: true, .. });
+        let strip_leading_space = matches!(model, GgufModel::SentencePiece { add_space_prefix: true, .. });
         let of_kind = |wanted: &'static [TokenKind]| {
             let tokens = vocab.tokens.iter().zip(&kinds).enumerate();
             tokens
                 .filter(move |(_, (_, kind))| wanted.contains(kind))
                 .map(|(id, (text, _))| (text.as_str(), id as TokenId))
         };
-        let special = SpecialMatcher::new(of_kind(&[
-            TokenKind::Control,
-            TokenKind::Unknown,
-            TokenKind::UserDefined,
-        ]));
+        let special =
+            SpecialMatcher::new(of_kind(&[TokenKind::Control, TokenKind::Unknown, TokenKind::UserDefined]));
         let user_defined = SpecialMatcher::new(of_kind(&[TokenKind::UserDefined]));
         let mut end_tokens: Vec<TokenId> =
             [vocab.eos_token_id, vocab.eot_token_id, vocab.eom_token_id].into_iter().flatten().collect();
@@ -176,7 +172,8 @@ impl Tokenizer {
     pub fn from_hf(tokenizer_json: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self, TextError> {
         let config = tokenizer_config_json.map(HfConfig::parse).transpose()?.unwrap_or_default();
         let parts = HfTokenizer::load(tokenizer_json)?;
-        let id_of = |text: &Option<String>| text.as_deref().and_then(|text| parts.tokenizer.token_to_id(text));
+        let id_of =
+            |text: &Option<String>| text.as_deref().and_then(|text| parts.tokenizer.token_to_id(text));
         let (bos, eos) = (id_of(&config.bos_token), id_of(&config.eos_token));
         let known_ends = END_TOKEN_TEXTS.iter().filter_map(|text| parts.tokenizer.token_to_id(text));
         let end_tokens =

@@ -235,7 +235,10 @@ mod tests {
             |v| v.eos_token_id = Some(2),
             "the vocabulary is not usable: eos_token_id is 2, but there are only 2 tokens",
         );
-        refused(|v| v.token_types = vec![1, 9], "the vocabulary is not usable: token type 9 is not one of 0 to 6");
+        refused(
+            |v| v.token_types = vec![1, 9],
+            "the vocabulary is not usable: token type 9 is not one of 0 to 6",
+        );
     }
 
     #[test]

@@ -121,7 +121,9 @@ impl Writer {
                 }
                 self.end(empty, depth, "}")
             }
-            other => Err(Error::new(ErrorKind::BadSerialization, format!("a {other} cannot be written as JSON"))),
+            other => {
+                Err(Error::new(ErrorKind::BadSerialization, format!("a {other} cannot be written as JSON")))
+            }
         }
     }
 
