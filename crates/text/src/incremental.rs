@@ -93,7 +93,9 @@ impl IncrementalDecoder {
         match &mut decoder.state {
             State::Bytes { strip_leading_space, .. } => *strip_leading_space = false,
             State::Library { window, read } => {
-                window.extend_from_slice(&prompt[prompt.len().saturating_sub(PROMPT_CONTEXT)..]);
+                let visible = |id: &&TokenId| has_text(&decoder.tokenizer, skip_special, **id);
+                window.extend(prompt.iter().rev().filter(visible).take(PROMPT_CONTEXT));
+                window.reverse();
                 *read = window.len();
             }
         }
@@ -120,6 +122,10 @@ impl IncrementalDecoder {
             }
             State::Library { window, read } => {
                 for &id in ids {
+                    // A token without text must not become the context of the next one.
+                    if !has_text(&self.tokenizer, self.skip_special, id) {
+                        continue;
+                    }
                     window.push(id);
                     let full = self.tokenizer.decode(window, self.skip_special)?;
                     let unsure = full.ends_with(char::REPLACEMENT_CHARACTER) && window.len() < MAX_WINDOW;
@@ -158,6 +164,12 @@ impl IncrementalDecoder {
         }
         Ok(())
     }
+}
+
+/// False for special tokens that are skipped and for ids that the vocabulary does not know.
+fn has_text(tokenizer: &Tokenizer, skip_special: bool, id: TokenId) -> bool {
+    let known = tokenizer.token_text(id).is_some_and(|text| !text.is_empty());
+    known && !(skip_special && tokenizer.is_special(id))
 }
 
 /// Appends what `full` has beyond `known`. A decoder that rewrites text already given out is followed from the first

@@ -457,6 +457,14 @@ pub(super) fn environment() -> Environment<'static> {
     environment.add_function("__baton_add", add);
     environment.add_function("__baton_concat", concat);
     environment.add_function("__baton_multiply", multiply);
+    environment.add_filter("__baton_iterate", |value: Value| -> Result<Value, Error> {
+        // As in Python; the engine itself takes none for an empty list.
+        if value.is_none() {
+            return Err(invalid("none cannot be iterated over"));
+        }
+        budget::charge_length(&value)?;
+        Ok(value)
+    });
     environment.add_filter("__baton_touch", |value: Value| budget::charge_length(&value).map(|()| value));
     environment.add_filter("__baton_touch_text", |value: Value| -> Result<Value, Error> {
         if value.kind() == ValueKind::String {

@@ -129,7 +129,7 @@ impl Rewritten {
         self.put("{% for ");
         self.target(&node.target)?;
         self.put(" in ");
-        self.charged(&node.iter, "touch")?;
+        self.charged(&node.iter, "iterate")?;
         if let Some(condition) = &node.filter_expr {
             self.put(" if ");
             self.expression(condition)?;
