@@ -166,7 +166,8 @@ impl Harness {
         let size = self.kv.config().block_size;
         for BlockMove { from, to } in copies {
             for slot in 0..size {
-                self.device[to.index() * size + slot] = self.device[from.index() * size + slot].clone();
+                let content = self.device[from.index() * size + slot].clone();
+                self.device[to.index() * size + slot] = content;
             }
         }
         for position in write.start..write.end {
@@ -188,7 +189,8 @@ impl Harness {
         let size = self.kv.config().block_size;
         for BlockMove { from, to } in moves {
             for slot in 0..size {
-                self.host[to.index() * size + slot] = self.device[from.index() * size + slot].clone();
+                let content = self.device[from.index() * size + slot].clone();
+                self.host[to.index() * size + slot] = content;
             }
         }
         for id in ids {
@@ -207,7 +209,8 @@ impl Harness {
         let size = self.kv.config().block_size;
         for BlockMove { from, to } in moves {
             for slot in 0..size {
-                self.device[to.index() * size + slot] = self.host[from.index() * size + slot].clone();
+                let content = self.host[from.index() * size + slot].clone();
+                self.device[to.index() * size + slot] = content;
             }
         }
         for id in ids {
