@@ -76,7 +76,9 @@ pub fn random_request(rng: &mut Rng, scenario: &Scenario, id: RequestId) -> Requ
     let longest = scenario.sched.max_model_len - 1;
     let shared_len = rng.between(0, longest - 1);
     let mut prompt = rng.pick(&scenario.prefixes)[..shared_len].to_vec();
-    let own_len = rng.between(1, (longest - shared_len).min(12));
+    // Some prompts are known as a whole: even then a token has to be computed.
+    let is_known = shared_len > 0 && rng.per_mille(300);
+    let own_len = if is_known { 0 } else { rng.between(1, (longest - shared_len).min(12)) };
     prompt.extend(random_tokens(rng, scenario.model, own_len));
     let mut request = Request::new(id, prompt, random_params(rng));
     request.eos_token_ids = if rng.per_mille(500) { Arc::from([0, 1]) } else { Arc::from([]) };
