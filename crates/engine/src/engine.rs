@@ -176,6 +176,11 @@ impl Engine {
         self.scheduler.abort(id)
     }
 
+    /// Ends one of the `n` continuations, in which a stop string was found; the others go on.
+    pub fn abort_sequence(&mut self, id: RequestId, index: u32) -> Option<RequestOutput> {
+        self.scheduler.abort_sequence(id, index)
+    }
+
     pub fn has_unfinished(&self) -> bool {
         self.scheduler.has_unfinished() || !self.in_flight.is_empty()
     }
