@@ -37,16 +37,12 @@ fn take_certain(pending: &mut Vec<u8>, out: &mut String) {
                     std::str::from_utf8(&pending[done..valid])
                         .expect("from_utf8 said that this part is valid"),
                 );
-                match error.error_len() {
-                    Some(length) => {
-                        out.push(char::REPLACEMENT_CHARACTER);
-                        done = valid + length;
-                    }
-                    None => {
-                        pending.drain(..valid);
-                        return;
-                    }
-                }
+                let Some(length) = error.error_len() else {
+                    pending.drain(..valid);
+                    return;
+                };
+                out.push(char::REPLACEMENT_CHARACTER);
+                done = valid + length;
             }
         }
     }

@@ -49,13 +49,13 @@ struct GgufTokenizer {
 #[derive(Debug)]
 enum GgufModel {
     Bpe { bpe: Box<Bpe>, pre_tokenizer: PreTokenizer, escape_spaces: bool },
-    SentencePiece { model: SentencePiece, add_space_prefix: bool },
+    SentencePiece { model: Box<SentencePiece>, add_space_prefix: bool },
 }
 
 #[derive(Debug)]
 enum Model {
-    Gguf(GgufTokenizer),
-    Hf(HfTokenizer),
+    Gguf(Box<GgufTokenizer>),
+    Hf(Box<HfTokenizer>),
 }
 
 /// How ids become text.
@@ -127,7 +127,7 @@ impl Tokenizer {
             ids,
         };
         Ok(Self {
-            model: Model::Gguf(gguf),
+            model: Model::Gguf(Box::new(gguf)),
             pieces,
             texts: std::mem::take(&mut vocab.tokens).into_iter().map(String::into_boxed_str).collect(),
             decoding: Decoding::Bytes { strip_leading_space },
@@ -159,7 +159,7 @@ impl Tokenizer {
                 Ok((model, PieceStyle::SentencePiece, true))
             }
             "llama" => {
-                let model = SentencePiece::new(vocab, kinds, Arc::clone(ids))?;
+                let model = Box::new(SentencePiece::new(vocab, kinds, Arc::clone(ids))?);
                 let add_space_prefix = vocab.add_space_prefix.unwrap_or(true);
                 let model = GgufModel::SentencePiece { model, add_space_prefix };
                 Ok((model, PieceStyle::SentencePiece, true))
@@ -183,7 +183,7 @@ impl Tokenizer {
             HfDecoding::Library => Decoding::Library,
         };
         Ok(Self {
-            model: Model::Hf(parts.tokenizer),
+            model: Model::Hf(Box::new(parts.tokenizer)),
             pieces: parts.pieces,
             texts: parts.texts,
             decoding,
@@ -203,7 +203,8 @@ impl Tokenizer {
     /// write it; EOS never, since the conversation goes on.
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<TokenId>, TextError> {
         let mut ids = self.encode(rendered, false)?;
-        if let (Model::Gguf(GgufTokenizer { add_bos: true, .. }), Some(bos)) = (&self.model, self.bos)
+        if let (Model::Gguf(tokenizer), Some(bos)) = (&self.model, self.bos)
+            && tokenizer.add_bos
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);

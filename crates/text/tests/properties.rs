@@ -139,11 +139,11 @@ proptest! {
         cuts in proptest::collection::vec(any::<bool>(), 24),
     ) {
         // By definition: the first end of any stop string, and of those that end there the longest.
-        let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
-        let hit = ends.filter_map(|end| {
+        let mut ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
+        let hit = ends.find_map(|end| {
             let longest = stop.iter().filter(|stop| text[..end].ends_with(*stop)).max_by_key(|stop| stop.len())?;
             Some((end, longest.clone()))
-        }).next();
+        });
         let (expect_text, expect_stop) = match hit {
             Some((end, stop)) => (text[..if include { end } else { end - stop.len() }].to_owned(), Some(stop)),
             None => (text.clone(), None),
