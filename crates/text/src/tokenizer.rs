@@ -147,13 +147,13 @@ impl Tokenizer {
         match vocab.model.as_str() {
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::from_name(vocab.pre.as_deref().unwrap_or("default"))?;
-                let bpe = Bpe::new(vocab, ids, FirstSymbols::Bytes, pre_tokenizer.ignore_merges)?;
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Bytes, pre_tokenizer.ignore_merges)?;
                 let add_bos = pre_tokenizer.add_bos;
                 let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: false };
                 Ok((model, PieceStyle::ByteLevel, add_bos))
             }
             "gemma4" => {
-                let bpe = Bpe::new(vocab, ids, FirstSymbols::Characters, false)?;
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Characters, false)?;
                 let pre_tokenizer = PreTokenizer::lines()?;
                 let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: true };
                 Ok((model, PieceStyle::SentencePiece, true))
