@@ -16,8 +16,9 @@ use serde_json::Value;
 /// Where tokens part, llama.cpp's two best logits are a near tie if they are closer than this.
 const NEAR_TIE: f64 = 0.05;
 /// Both programs round activations to 8 bits before each product, and one flipped rounding flips others in the next
-/// layer: two right programs differ by as much as each differs from exact arithmetic. Further apart is an error.
-const ROUNDING: f64 = 0.3;
+/// layer: two right programs differ by as much as each differs from exact arithmetic. llama.cpp's logits are up to 0.4
+/// from PyTorch's f32 ones on these prompts (`smollm2_exact.json`), so a margin is off by up to twice that.
+const ROUNDING: f64 = 0.8;
 
 fn smollm2(config: &EngineConfig) -> Engine {
     let path = std::env::var_os("BATON_TEST_MODEL")
@@ -62,7 +63,7 @@ fn greedy_tokens_are_llama_cpps() {
         assert_eq!(got[parted], ids(&prompt["top2"][parted])[1], "{}: not even second", prompt["name"]);
     }
     println!("of {} prompts {num_equal} equal for 32 tokens, {num_ties} part at a near tie", prompts.len());
-    assert!(num_equal + num_ties >= 20, "only {num_equal} are equal and {num_ties} part at a near tie");
+    assert!(num_equal >= 20, "only {num_equal} are equal for 32 tokens");
 }
 
 #[test]
