@@ -97,7 +97,7 @@ fn with_a_pool_that_makes_them_give_way() {
             for (backend, block_size) in backends() {
                 let blocks = golden.max_model_len.div_ceil(block_size) + 2;
                 let config = EngineConfig { preemption_mode: mode, ..config(&golden, block_size) };
-                let mut engine = engine(&golden, backend, &with_blocks(&golden, config, blocks));
+                let mut engine = engine(&golden, backend, &with_blocks(&golden, &config, blocks));
                 let prompts: Vec<_> = expected(&golden).into_iter().cycle().take(9).collect();
                 check(&mut engine, &prompts, name);
                 let stats = engine.stats().scheduler;

@@ -56,10 +56,10 @@ pub fn small_config(golden: &Golden) -> EngineConfig {
 }
 
 /// `blocks` of device KV.
-pub fn with_blocks(golden: &Golden, config: EngineConfig, blocks: usize) -> EngineConfig {
+pub fn with_blocks(golden: &Golden, config: &EngineConfig, blocks: usize) -> EngineConfig {
     let files = ModelFiles::open(&golden.folder, LoadFormat::Auto).expect("golden model");
     let spec = files.config().kv_spec(config.kv_dtype, config.block_size.expect("set"));
-    EngineConfig { kv_cache_memory: Some((blocks * spec.bytes_per_block()) as u64), ..config }
+    EngineConfig { kv_cache_memory: Some((blocks * spec.bytes_per_block()) as u64), ..config.clone() }
 }
 
 pub fn reference() -> Box<dyn Backend> {
