@@ -12,6 +12,7 @@ mod engine;
 mod error;
 mod handle;
 mod memory;
+mod observe;
 mod outbox;
 mod runner;
 
@@ -20,4 +21,7 @@ pub use engine::{Engine, EngineStats};
 pub use error::EngineError;
 pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
-pub use outbox::OutputReceiver;
+pub use observe::{Beat, Observer, OutputReport, Phase, Pulse, Span, StepReport};
+pub use outbox::{OutputReceiver, RequestTimes};
+/// Why the scheduler refused a request: part of [`EngineError`].
+pub use baton_sched::SchedError;
