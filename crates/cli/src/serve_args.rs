@@ -94,7 +94,9 @@ impl FromStr for LogLevel {
         // A number would also be taken, which nobody means.
         let known = ["error", "warn", "info", "debug", "trace", "off"].contains(&text);
         let level = known.then(|| text.parse().ok()).flatten();
-        level.map(Self).ok_or_else(|| format!("{text:?} is not a level: write error, warn, info, debug, trace or off"))
+        level
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a level: write error, warn, info, debug, trace or off"))
     }
 }
 
@@ -110,7 +112,9 @@ impl ServeArgs {
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        _ => text.parse().map_err(|_| format!("{text:?} is not an address: write for example 127.0.0.1 or 0.0.0.0")),
+        _ => text
+            .parse()
+            .map_err(|_| format!("{text:?} is not an address: write for example 127.0.0.1 or 0.0.0.0")),
     }
 }
 

@@ -117,7 +117,8 @@ impl TextModel {
             Some(TokenizerSource::Gguf(fields)) => Some(Tokenizer::from_gguf(gguf_vocab(fields))?),
         };
         let token_text = |id: Option<TokenId>| tokenizer.as_ref()?.token_text(id?);
-        let (bos, eos) = tokenizer.as_ref().map_or((None, None), |tokenizer| (tokenizer.bos_id(), tokenizer.eos_id()));
+        let (bos, eos) =
+            tokenizer.as_ref().map_or((None, None), |tokenizer| (tokenizer.bos_id(), tokenizer.eos_id()));
         let template = files.chat_template()?;
         let template = template.map(|source| ChatTemplate::new(&source, token_text(bos), token_text(eos)));
         let mut eos_token_ids = files.config().eos_token_ids.clone();

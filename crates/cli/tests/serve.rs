@@ -36,7 +36,8 @@ impl Reply {
 impl Served {
     fn start(more: &[&str]) -> Self {
         let (home, model) = (Baton::new(), model_arg());
-        let mut args = vec!["serve", &model, "--port", "0", "--served-model-name", "smollm2", "--max-model-len", "2048"];
+        let mut args =
+            vec!["serve", &model, "--port", "0", "--served-model-name", "smollm2", "--max-model-len", "2048"];
         args.extend(more);
         let mut child = home
             .command(&args)
@@ -85,12 +86,14 @@ impl Served {
 
     fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics").body;
-        let line = page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {page}"));
+        let line =
+            page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {page}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill runs");
+        let sent =
+            Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill runs");
         assert!(sent.success());
     }
 
@@ -138,7 +141,8 @@ fn unchunk(mut rest: &str) -> String {
 }
 
 fn events(body: &str) -> Vec<Value> {
-    let mut events: Vec<&str> = body.split_terminator("\n\n").map(|event| event.trim_start_matches("data: ")).collect();
+    let mut events: Vec<&str> =
+        body.split_terminator("\n\n").map(|event| event.trim_start_matches("data: ")).collect();
     assert_eq!(events.pop(), Some("[DONE]"), "{body}");
     events.into_iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
 }
@@ -161,29 +165,46 @@ fn serves_chats_streams_and_completions() {
     assert!(content.contains("Paris"), "{content}");
     assert_eq!(whole.json()["choices"][0]["finish_reason"], "stop");
 
-    let streamed = served.post(CHAT, &question(json!({"stream": true, "stream_options": {"include_usage": true}})));
+    let streamed =
+        served.post(CHAT, &question(json!({"stream": true, "stream_options": {"include_usage": true}})));
     let events = events(&streamed.body);
     let text: String =
         events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, content);
-    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], whole.json()["usage"]["completion_tokens"]);
+    assert_eq!(
+        events.last().unwrap()["usage"]["completion_tokens"],
+        whole.json()["usage"]["completion_tokens"]
+    );
     // The second time, the prompt is in the prefix cache.
     let cached = &events.last().unwrap()["usage"]["prompt_tokens_details"]["cached_tokens"];
     assert!(cached.as_u64().unwrap() > 0, "{cached}");
 
-    let body = json!({"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 2});
+    let body =
+        json!({"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 2});
     let completion = served.post(COMPLETIONS, &body).json();
     let choice = &completion["choices"][0];
     assert!(choice["text"].as_str().unwrap().contains("Paris"), "{choice}");
     assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 4);
-    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect::<String>(),
-               choice["text"].as_str().unwrap());
+    assert_eq!(
+        choice["logprobs"]["tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t.as_str().unwrap())
+            .collect::<String>(),
+        choice["text"].as_str().unwrap()
+    );
 
     assert_eq!(served.get("/health").status, 200);
     assert_eq!(served.get("/v1/models").json()["data"][0]["id"], "smollm2");
     assert_eq!(served.request("POST", CHAT, "{").status, 400);
     assert_eq!(served.get("/v1/nothing").status, 404);
-    assert_eq!(served.metric("vllm:request_success_total{engine=\"0\",model_name=\"smollm2\",finished_reason=\"stop\"}"), 2.0);
+    assert_eq!(
+        served.metric(
+            "vllm:request_success_total{engine=\"0\",model_name=\"smollm2\",finished_reason=\"stop\"}"
+        ),
+        2.0
+    );
 }
 
 #[test]

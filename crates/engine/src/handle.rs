@@ -122,12 +122,13 @@ impl Loop {
                 }
             }
             // Whoever sees an output sees figures that count it.
+            self.engine.notes.steps.iter().for_each(|step| self.observer.step(step));
             self.engine.notes.pulse.publish(self.engine.stats());
             for output in outputs {
                 self.deliver(output);
             }
-            let stats = self.engine.stats();
-            self.engine.notes.finish(stats.num_steps, &mut *self.observer);
+            let num_steps = self.engine.stats().num_steps;
+            self.engine.notes.finish(num_steps, &mut *self.observer);
         }
     }
 
@@ -165,7 +166,7 @@ impl Loop {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Add(_, mut outbox) if self.draining => drop(outbox.push(Err(EngineError::Stopped))),
+            Command::Add(_, outbox) if self.draining => drop(outbox.push(Err(EngineError::Stopped))),
             Command::Add(request, mut outbox) => {
                 let id = request.id;
                 match self.engine.add_request(request) {

@@ -33,15 +33,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Self; 7] = [
-        Self::Idle,
-        Self::Commands,
-        Self::Schedule,
-        Self::Launch,
-        Self::Wait,
-        Self::Apply,
-        Self::Deliver,
-    ];
+    const ALL: [Self; 7] =
+        [Self::Idle, Self::Commands, Self::Schedule, Self::Launch, Self::Wait, Self::Apply, Self::Deliver];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -137,13 +130,20 @@ pub struct Span {
     pub end: Instant,
 }
 
-/// One turn of the loop.
-#[derive(Clone, Copy, Debug)]
-pub struct StepReport<'a> {
+/// A step that was handed to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepReport {
     pub step: u64,
-    /// What was scheduled in this turn.
     pub num_tokens: usize,
     pub num_seqs: usize,
+}
+
+/// One turn of the loop: it may hand over a step while it waits for an earlier one.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnReport<'a> {
+    /// Steps whose results have come so far.
+    pub num_steps: u64,
+    pub num_tokens: usize,
     pub spans: &'a [Span],
 }
 
@@ -161,13 +161,16 @@ pub struct OutputReport {
 
 /// Called on the loop thread.
 pub trait Observer: Send {
-    fn step(&mut self, report: &StepReport<'_>);
+    /// Before any of the step's outputs reach a client.
+    fn step(&mut self, report: &StepReport);
+    fn turn(&mut self, report: &TurnReport<'_>);
     fn output(&mut self, report: &OutputReport);
 }
 
 /// Observes nothing.
 impl Observer for () {
-    fn step(&mut self, _: &StepReport<'_>) {}
+    fn step(&mut self, _: &StepReport) {}
+    fn turn(&mut self, _: &TurnReport<'_>) {}
     fn output(&mut self, _: &OutputReport) {}
 }
 
@@ -178,8 +181,7 @@ pub(crate) struct StepNotes {
     spans: Vec<Span>,
     /// Requests in the plans of this turn, and when they were planned.
     pub(crate) scheduled: Vec<(RequestId, Instant)>,
-    num_tokens: usize,
-    num_seqs: usize,
+    pub(crate) steps: Vec<StepReport>,
 }
 
 impl StepNotes {
@@ -188,8 +190,7 @@ impl StepNotes {
             pulse: std::sync::Arc::new(Pulse::new(stats)),
             spans: Vec::new(),
             scheduled: Vec::new(),
-            num_tokens: 0,
-            num_seqs: 0,
+            steps: Vec::new(),
         }
     }
 
@@ -206,24 +207,20 @@ impl StepNotes {
     pub(crate) fn planned(&mut self, plan: &baton_sched::Plan) {
         let now = Instant::now();
         self.scheduled.extend(plan.seqs.iter().map(|seq| (seq.request_id, now)));
-        self.num_tokens += plan.num_tokens();
-        self.num_seqs += plan.seqs.len();
+        let report = StepReport { step: plan.step, num_tokens: plan.num_tokens(), num_seqs: plan.seqs.len() };
+        self.steps.push(report);
         self.pulse.step.store(plan.step, Ordering::Relaxed);
-        self.pulse.num_tokens.store(plan.num_tokens() as u64, Ordering::Relaxed);
-        self.pulse.num_seqs.store(plan.seqs.len() as u64, Ordering::Relaxed);
+        self.pulse.num_tokens.store(report.num_tokens as u64, Ordering::Relaxed);
+        self.pulse.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
     }
 
     /// Ends the turn: hands it to the observer and starts the next.
-    pub(crate) fn finish(&mut self, step: u64, observer: &mut dyn Observer) {
+    pub(crate) fn finish(&mut self, num_steps: u64, observer: &mut dyn Observer) {
         if let Some(last) = self.spans.last_mut() {
             last.end = Instant::now();
         }
-        observer.step(&StepReport {
-            step,
-            num_tokens: self.num_tokens,
-            num_seqs: self.num_seqs,
-            spans: &self.spans,
-        });
+        let num_tokens = self.steps.iter().map(|step| step.num_tokens).sum();
+        observer.turn(&TurnReport { num_steps, num_tokens, spans: &self.spans });
         self.clear();
     }
 
@@ -231,6 +228,6 @@ impl StepNotes {
     pub(crate) fn clear(&mut self) {
         self.spans.clear();
         self.scheduled.clear();
-        (self.num_tokens, self.num_seqs) = (0, 0);
+        self.steps.clear();
     }
 }

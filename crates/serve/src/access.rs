@@ -25,7 +25,8 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     let path = request.uri().path().to_owned();
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= MAX_REQUEST_ID).cloned();
-    let request_id = given.unwrap_or_else(|| HeaderValue::from_str(&ids::unique()).expect("digits are a header"));
+    let request_id =
+        given.unwrap_or_else(|| HeaderValue::from_str(&ids::unique()).expect("digits are a header"));
     let mut response = next.run(request).await;
     let (status, elapsed) = (response.status(), started.elapsed());
     // Only methods that HTTP names are counted by name: clients choose the word.
@@ -35,7 +36,7 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     };
     app.model.metrics.http_answered(&handler, method_name, status.as_u16(), elapsed);
     let id = request_id.to_str().unwrap_or_default();
-    let ms = elapsed.as_secs_f64() * 1e3;
+    let ms = (elapsed.as_secs_f64() * 1e6).round() / 1e3;
     if ["/health", "/live", "/ready", "/metrics"].contains(&&*path) && status.is_success() {
         tracing::debug!(%method, path, status = status.as_u16(), ms, id, "request");
     } else {

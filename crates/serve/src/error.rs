@@ -137,7 +137,10 @@ impl ApiError {
     pub fn internal(cause: &dyn std::fmt::Display) -> Self {
         tracing::error!(%cause, "a request failed");
         let message = "the server failed to compute this request; its log says why";
-        Self { code: Some("internal_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message) }
+        Self {
+            code: Some("internal_error"),
+            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        }
     }
 
     pub fn body(&self) -> ErrorBody {

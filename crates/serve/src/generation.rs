@@ -76,12 +76,18 @@ struct Choice {
 
 impl Generation {
     /// Hands all prompts to the engine and waits until it has taken them.
-    pub async fn start(app: &Arc<App>, in_flight: InFlight, tenant: &Tenant, job: Job) -> Result<Self, ApiError> {
+    pub async fn start(
+        app: &Arc<App>,
+        in_flight: InFlight,
+        tenant: &Tenant,
+        job: Job,
+    ) -> Result<Self, ApiError> {
         let n = job.params.n as usize;
         let limit = app.config.max_choices;
         let num_choices = job.prompts.len().saturating_mul(job.params.num_sequences() as usize);
         if num_choices > limit {
-            let message = format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
+            let message =
+                format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
             return Err(ApiError::invalid_field("n", message));
         }
         let salt = tenant.cache_salt(job.cache_salt.as_deref());
@@ -123,10 +129,6 @@ impl Generation {
         self.parts.len() * self.n
     }
 
-    pub fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-
     /// The prompt of a choice.
     pub fn part_of(&self, choice: usize) -> &Part {
         &self.parts[choice / self.n]
@@ -140,7 +142,11 @@ impl Generation {
     }
 
     /// Appends what is new. False when everything has ended.
-    pub fn poll_updates(&mut self, cx: &mut Context<'_>, updates: &mut Vec<Update>) -> Poll<Result<bool, ApiError>> {
+    pub fn poll_updates(
+        &mut self,
+        cx: &mut Context<'_>,
+        updates: &mut Vec<Update>,
+    ) -> Poll<Result<bool, ApiError>> {
         let first_new = updates.len();
         let mut open = false;
         for (index, part) in self.parts.iter_mut().enumerate() {
@@ -151,13 +157,22 @@ impl Generation {
                         let started = Instant::now();
                         part.take(output, index * self.n, updates)?;
                         if let Some(trace) = &self.app.model.trace {
-                            trace.span(Row::Text, "detokenise", started, Instant::now(), 0, updates.len() - first_new);
+                            trace.span(
+                                Row::Text,
+                                "detokenise",
+                                started,
+                                Instant::now(),
+                                0,
+                                updates.len() - first_new,
+                            );
                         }
                         part.end_if_finished(&self.app);
                     }
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
                     Poll::Ready(None) => {
-                        return Poll::Ready(Err(ApiError::internal(&"the engine ended a request without a reason")));
+                        return Poll::Ready(Err(ApiError::internal(
+                            &"the engine ended a request without a reason",
+                        )));
                     }
                 }
             }
@@ -203,7 +218,12 @@ impl Update {
 }
 
 impl Part {
-    fn take(&mut self, output: RequestOutput, first_choice: usize, updates: &mut Vec<Update>) -> Result<(), ApiError> {
+    fn take(
+        &mut self,
+        output: RequestOutput,
+        first_choice: usize,
+        updates: &mut Vec<Update>,
+    ) -> Result<(), ApiError> {
         self.prompt_logprobs.extend(output.prompt_logprobs);
         self.num_cached_tokens = self.num_cached_tokens.max(output.num_cached_tokens as usize);
         for sequence in output.outputs {

@@ -30,7 +30,8 @@ impl TokenNames<'_> {
         ChatAlternative {
             token: self.name(token.token_id),
             logprob: token.logprob.max(LEAST),
-            bytes: tokenizer.map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(token.token_id).into_owned()),
+            bytes: tokenizer
+                .map_or_else(Vec::new, |tokenizer| tokenizer.token_bytes(token.token_id).into_owned()),
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::types::chat::{ChatChunk, ChatFields, ChatResponse};
 use crate::types::common::SamplingFields;
 use crate::types::completions::{CompletionChunk, CompletionFields, CompletionResponse};
 use crate::types::text::{
-    DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, TokenizeRequest, TokenizeResponse, Version,
+    DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, TokenizeRequest, TokenizeResponse,
+    Version,
 };
 
 /// The document, built once.
@@ -78,7 +79,8 @@ fn operation(route: &Route, schemas: &mut Schemas) -> Value {
         },
     });
     if let Some(body) = request_body(route.path, schemas) {
-        operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": body}}});
+        operation["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": body}}});
     }
     if route.path.contains("{id}") {
         operation["parameters"] =
@@ -109,9 +111,7 @@ fn request_body(path: &str, schemas: &mut Schemas) -> Option<Value> {
 
 fn answer(path: &str, schemas: &mut Schemas) -> Value {
     let json = |schema: Schema| json!({"application/json": {"schema": schema}});
-    let or_events = |whole: Schema, event: Schema| {
-        json!({"application/json": {"schema": whole}, "text/event-stream": {"itemSchema": event}})
-    };
+    let or_events = |whole: Schema, event: Schema| json!({"application/json": {"schema": whole}, "text/event-stream": {"itemSchema": event}});
     match path {
         "/v1/models" => json(schemas.response::<ModelList>()),
         "/v1/models/{id}" => json(schemas.response::<ModelCard>()),

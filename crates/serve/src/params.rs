@@ -50,7 +50,11 @@ impl Show {
     }
 }
 
-pub fn sampling_params(app: &App, fields: &SamplingFields, api: ApiFields) -> Result<SamplingParams, ApiError> {
+pub fn sampling_params(
+    app: &App,
+    fields: &SamplingFields,
+    api: ApiFields,
+) -> Result<SamplingParams, ApiError> {
     let defaults = app.model.text.default_sampling.clone();
     let top_k = match fields.top_k {
         None => defaults.top_k,
@@ -66,7 +70,10 @@ pub fn sampling_params(app: &App, fields: &SamplingFields, api: ApiFields) -> Re
     for (name, value) in [("logprobs", api.logprobs), ("prompt_logprobs", fields.prompt_logprobs)] {
         let limit = app.config.max_logprobs;
         if value.is_some_and(|value| value > limit) {
-            return Err(ApiError::invalid_field(name, format!("{name} must be at most {limit} (--max-logprobs)")));
+            return Err(ApiError::invalid_field(
+                name,
+                format!("{name} must be at most {limit} (--max-logprobs)"),
+            ));
         }
     }
     let beam = fields.use_beam_search.unwrap_or(false).then(|| BeamParams {
@@ -112,7 +119,10 @@ pub fn sampling_params(app: &App, fields: &SamplingFields, api: ApiFields) -> Re
 fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
     let Some(biases) = &fields.logit_bias else { return Ok(Vec::new()) };
     if biases.len() > MAX_BIASES {
-        return Err(ApiError::invalid_field("logit_bias", format!("logit_bias may hold {MAX_BIASES} tokens")));
+        return Err(ApiError::invalid_field(
+            "logit_bias",
+            format!("logit_bias may hold {MAX_BIASES} tokens"),
+        ));
     }
     let entry = |(token, &bias): (&String, &f32)| {
         let token = token.trim().parse().map_err(|_| {
@@ -124,7 +134,11 @@ fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> 
 }
 
 /// How many tokens may follow the prompt: as asked, and never past the model's limit.
-pub fn limit_tokens(app: &App, params: &mut SamplingParams, num_prompt_tokens: usize) -> Result<(), ApiError> {
+pub fn limit_tokens(
+    app: &App,
+    params: &mut SamplingParams,
+    num_prompt_tokens: usize,
+) -> Result<(), ApiError> {
     let limit = app.model.max_model_len;
     if num_prompt_tokens >= limit {
         let message = format!(

@@ -16,7 +16,8 @@ pub async fn blocking<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let permit = Arc::clone(&app.text_workers).acquire_owned().await.map_err(|closed| ApiError::internal(&closed))?;
+    let permit =
+        Arc::clone(&app.text_workers).acquire_owned().await.map_err(|closed| ApiError::internal(&closed))?;
     let app = Arc::clone(app);
     let task = tokio::task::spawn_blocking(move || {
         let _permit = permit;
@@ -36,7 +37,8 @@ fn check_length(app: &App, text: &str, param: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let (length, limit) = (text.len(), app.model.max_model_len);
-    let message = format!("the prompt has {length} bytes, more than {limit} tokens (the model's limit) can stand for");
+    let message =
+        format!("the prompt has {length} bytes, more than {limit} tokens (the model's limit) can stand for");
     Err(ApiError::too_long(param, message))
 }
 
@@ -50,7 +52,10 @@ pub fn prompt_tokens(app: &App, prompt: Prompt, add_special: bool) -> Result<Vec
         }
     };
     if token_ids.is_empty() {
-        return Err(ApiError::invalid_field("prompt", "the prompt is empty: it must have at least one token"));
+        return Err(ApiError::invalid_field(
+            "prompt",
+            "the prompt is empty: it must have at least one token",
+        ));
     }
     let vocab_size = app.model.vocab_size;
     if let Some(token) = token_ids.iter().find(|&&token| token as usize >= vocab_size) {
@@ -71,7 +76,11 @@ pub struct ChatOptions {
 }
 
 /// The token ids of a conversation.
-pub fn chat_tokens(app: &App, messages: Vec<Map<String, Value>>, options: ChatOptions) -> Result<Vec<TokenId>, ApiError> {
+pub fn chat_tokens(
+    app: &App,
+    messages: Vec<Map<String, Value>>,
+    options: ChatOptions,
+) -> Result<Vec<TokenId>, ApiError> {
     let tokenizer = tokenizer(app)?;
     let template = app.model.text.chat_template.as_ref().ok_or(TextError::NoChatTemplate)?;
     let continue_final_message = options.continue_final_message.unwrap_or(false);
@@ -112,7 +121,12 @@ fn flatten(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiEr
     let role_path = format!("messages[{index}].role");
     let role = match message.get("role") {
         Some(Value::String(role)) if !role.is_empty() => role.as_str(),
-        _ => return Err(ApiError::invalid_field(&role_path, format!("{role_path} must be a text such as \"user\""))),
+        _ => {
+            return Err(ApiError::invalid_field(
+                &role_path,
+                format!("{role_path} must be a text such as \"user\""),
+            ));
+        }
     };
     if role == "developer" {
         // OpenAI's newer name of the same thing; templates know the older one.
@@ -178,7 +192,10 @@ mod tests {
 
     #[test]
     fn the_wrong_part_is_named() {
-        assert_eq!(check(json!({"content": "x"})).unwrap_err(), "messages[3].role must be a text such as \"user\"");
+        assert_eq!(
+            check(json!({"content": "x"})).unwrap_err(),
+            "messages[3].role must be a text such as \"user\""
+        );
         assert_eq!(check(json!({"role": "user"})).unwrap_err(), "messages[3].content is missing");
         let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
         assert!(check(image).unwrap_err().starts_with("messages[3].content[0] is not a text"));

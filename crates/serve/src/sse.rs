@@ -32,7 +32,8 @@ pub struct Events {
 impl Events {
     pub fn push(&mut self, event: &impl Serialize) {
         self.bytes.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.bytes, event).expect("our types serialise, and memory takes all bytes");
+        serde_json::to_writer(&mut self.bytes, event)
+            .expect("our types serialise, and memory takes all bytes");
         self.bytes.extend_from_slice(b"\n\n");
     }
 

@@ -52,8 +52,7 @@ async fn a_chat_answer_has_openais_shape() {
 async fn a_stream_is_the_whole_answer_in_pieces() {
     let client = client().await;
     let whole = client.ok(CHAT, &chat(json!({}))).await;
-    let events =
-        client.events(CHAT, &chat(json!({"stream_options": {"include_usage": true}}))).await;
+    let events = client.events(CHAT, &chat(json!({"stream_options": {"include_usage": true}}))).await;
     let (first, last) = (&events[0], events.last().unwrap());
     assert_eq!(first["object"], "chat.completion.chunk");
     assert_eq!(first["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
@@ -63,8 +62,11 @@ async fn a_stream_is_the_whole_answer_in_pieces() {
     let text: String =
         events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().unwrap());
-    let reasons: Vec<&Value> =
-        events.iter().map(|event| &event["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
+    let reasons: Vec<&Value> = events
+        .iter()
+        .map(|event| &event["choices"][0]["finish_reason"])
+        .filter(|reason| !reason.is_null())
+        .collect();
     assert_eq!(reasons, ["length"]);
     let plain = client.events(CHAT, &chat(json!({}))).await;
     assert!(plain.iter().all(|event| event.get("usage").is_none()));
@@ -78,7 +80,8 @@ async fn several_answers_have_their_own_indices() {
     let client = client().await;
     let body = chat(json!({"n": 3, "temperature": 1, "seed": 7}));
     let whole = client.ok(CHAT, &body).await;
-    let indices: Vec<&Value> = whole["choices"].as_array().unwrap().iter().map(|choice| &choice["index"]).collect();
+    let indices: Vec<&Value> =
+        whole["choices"].as_array().unwrap().iter().map(|choice| &choice["index"]).collect();
     assert_eq!(indices, [0, 1, 2]);
     assert_eq!(whole["usage"]["completion_tokens"], 36);
     let again = client.ok(CHAT, &body).await;
@@ -144,7 +147,8 @@ async fn completions_take_prompts_of_every_shape() {
 
 #[tokio::test]
 async fn completions_give_pytorchs_tokens() {
-    let golden: Value = serde_json::from_str(include_str!("../../model/tests/data/golden/llama/golden.json")).unwrap();
+    let golden: Value =
+        serde_json::from_str(include_str!("../../model/tests/data/golden/llama/golden.json")).unwrap();
     let prompt = &golden["prompts"][0];
     let expect = prompt["greedy"].as_array().unwrap();
     let body = json!({
@@ -182,7 +186,8 @@ async fn completion_logprobs_are_parallel_lists() {
     assert_eq!(streamed, text);
     assert_eq!(&offsets, lists["text_offset"].as_array().unwrap());
     // The prompt alone, for its probabilities.
-    let alone = client.ok(COMPLETIONS, &completion(json!({"logprobs": 1, "echo": true, "max_tokens": 0}))).await;
+    let alone =
+        client.ok(COMPLETIONS, &completion(json!({"logprobs": 1, "echo": true, "max_tokens": 0}))).await;
     assert_eq!(alone["choices"][0]["text"], "Hello");
     assert_eq!(alone["choices"][0]["logprobs"]["tokens"], json!(["H", "e", "l", "l", "o"]));
     assert_eq!(alone["usage"]["completion_tokens"], 0);
@@ -195,7 +200,8 @@ async fn prompt_logprobs_have_vllms_shape() {
     assert_eq!(positions.len(), 5);
     assert_eq!(positions[0], Value::Null);
     let second = positions[1].as_object().unwrap();
-    let prompt_token = second.values().find(|token| token["decoded_token"] == "e").expect("the prompt's own token");
+    let prompt_token =
+        second.values().find(|token| token["decoded_token"] == "e").expect("the prompt's own token");
     assert!(prompt_token["rank"].as_u64().unwrap() >= 1);
 }
 
@@ -207,7 +213,10 @@ async fn a_stop_string_ends_the_text_and_the_request() {
     let text = whole["choices"][0]["text"].as_str().unwrap();
     let stop: String = text.chars().skip(3).take(2).collect();
     let expect = &text[..text.find(&stop).unwrap()];
-    for body in [completion(json!({"max_tokens": 60, "stop": stop})), completion(json!({"max_tokens": 60, "stop": ["☃", stop]}))] {
+    for body in [
+        completion(json!({"max_tokens": 60, "stop": stop})),
+        completion(json!({"max_tokens": 60, "stop": ["☃", stop]})),
+    ] {
         let choice = client.ok(COMPLETIONS, &body).await["choices"][0].clone();
         assert_eq!(choice["text"], expect);
         assert_eq!(choice["finish_reason"], "stop");
@@ -224,7 +233,12 @@ async fn a_stop_string_ends_the_text_and_the_request() {
     let kept = client.ok(COMPLETIONS, &kept).await;
     assert_eq!(kept["choices"][0]["text"], format!("{expect}{stop}"));
     client.assert_idle().await;
-    assert_eq!(client.metric("vllm:request_success_total{engine=\"0\",model_name=\"tiny\",finished_reason=\"stop\"}").await, 5.0);
+    assert_eq!(
+        client
+            .metric("vllm:request_success_total{engine=\"0\",model_name=\"tiny\",finished_reason=\"stop\"}")
+            .await,
+        5.0
+    );
 }
 
 #[tokio::test]
@@ -232,14 +246,16 @@ async fn a_stop_token_is_the_reason() {
     let client = client().await;
     let whole = client.ok(COMPLETIONS, &completion(json!({"return_token_ids": true}))).await;
     let token = &whole["choices"][0]["token_ids"][4];
-    let choice = client.ok(COMPLETIONS, &completion(json!({"stop_token_ids": [token]}))).await["choices"][0].clone();
+    let choice =
+        client.ok(COMPLETIONS, &completion(json!({"stop_token_ids": [token]}))).await["choices"][0].clone();
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), token));
 }
 
 #[tokio::test]
 async fn beams_and_best_of_come_at_the_end() {
     let client = client().await;
-    let beams = client.ok(COMPLETIONS, &completion(json!({"use_beam_search": true, "n": 2, "max_tokens": 5}))).await;
+    let beams =
+        client.ok(COMPLETIONS, &completion(json!({"use_beam_search": true, "n": 2, "max_tokens": 5}))).await;
     assert_eq!(beams["choices"].as_array().unwrap().len(), 2);
     let best = client.ok(COMPLETIONS, &completion(json!({"best_of": 3, "temperature": 1, "seed": 1}))).await;
     assert_eq!(best["choices"].as_array().unwrap().len(), 1);

@@ -37,7 +37,11 @@ async fn every_wrong_field_is_named() {
         (json!({"messages": message, "stop": 5}), "stop", "stop"),
         (json!({"messages": message, "stream_options": {}}), "stream_options", "stream"),
         (json!({"messages": message, "tools": [{"type": "function"}]}), "tools", "not supported"),
-        (json!({"messages": message, "response_format": {"type": "json_object"}}), "response_format", "not supported"),
+        (
+            json!({"messages": message, "response_format": {"type": "json_object"}}),
+            "response_format",
+            "not supported",
+        ),
         (json!({"messages": message, "modalities": ["audio"]}), "modalities", "not supported"),
     ];
     for (body, param, expect) in chats {
@@ -85,7 +89,8 @@ async fn harmless_fields_are_ignored() {
 
 #[tokio::test]
 async fn http_errors_have_openais_shape() {
-    let client = client_with(ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() }, &engine_config()).await;
+    let client =
+        client_with(ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() }, &engine_config()).await;
     let post = |path: &str| Request::post(path).header("content-type", "application/json");
     let big = format!("{{\"prompt\": \"{}\"}}", "x".repeat(2000));
     let cases = [
@@ -113,11 +118,14 @@ async fn http_errors_have_openais_shape() {
 #[tokio::test]
 async fn keys_guard_everything_but_the_probes() {
     let keys = vec!["first".to_owned(), "second".to_owned()];
-    let open = client_with(ServerConfig { api_keys: keys, ..ServerConfig::default() }, &engine_config()).await;
+    let open =
+        client_with(ServerConfig { api_keys: keys, ..ServerConfig::default() }, &engine_config()).await;
     for path in ["/health", "/live", "/ready"] {
         assert_eq!(open.get(path).await.status, StatusCode::OK, "{path}");
     }
-    for path in ["/v1/models", "/metrics", "/docs", "/openapi.json", "/version", "/load", "/nothing", "/health/"] {
+    for path in
+        ["/v1/models", "/metrics", "/docs", "/openapi.json", "/version", "/load", "/nothing", "/health/"]
+    {
         let answer = open.get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
         assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
@@ -145,13 +153,22 @@ async fn a_full_queue_turns_requests_away() {
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{}", answer.text);
     assert_eq!(answer.headers["retry-after"], "1");
     assert_eq!(answer.json()["error"]["code"], "rate_limit_exceeded");
-    client.assert_idle().await;
-    client.ok(COMPLETIONS, &json!({"prompt": "Hi", "max_tokens": 2})).await;
+    // What was in the queue leaves it with its client, so whoever tries again as told gets in.
+    for _ in 0..500 {
+        let again = client.post(COMPLETIONS, &json!({"prompt": "Hi", "max_tokens": 2})).await;
+        if again.status == StatusCode::OK {
+            return client.assert_idle().await;
+        }
+        assert_eq!(again.status, StatusCode::TOO_MANY_REQUESTS, "{}", again.text);
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("the queue stays full");
 }
 
 #[tokio::test]
 async fn too_many_continuations_are_refused() {
-    let client = client_with(ServerConfig { max_choices: 4, ..ServerConfig::default() }, &engine_config()).await;
+    let client =
+        client_with(ServerConfig { max_choices: 4, ..ServerConfig::default() }, &engine_config()).await;
     let body = json!({"prompt": ["a", "b", "c"], "n": 2});
     assert_eq!(client.post(COMPLETIONS, &body).await.json()["error"]["param"], "n");
     let body = json!({"prompt": ["a", "b", "c", "d", "e"]});
@@ -208,7 +225,11 @@ async fn metrics_have_vllms_names() {
     }
     assert!(client.metric(&format!("vllm:prefix_cache_queries_total{labels}")).await > 0.0);
     assert!(page.text.contains("vllm:cache_config_info{block_size=\"4\""));
-    assert!(page.text.contains("vllm:inter_token_latency_seconds_bucket{engine=\"0\",model_name=\"tiny\",le=\"0.0005\"}"));
+    assert!(
+        page.text.contains(
+            "vllm:inter_token_latency_seconds_bucket{engine=\"0\",model_name=\"tiny\",le=\"0.0005\"}"
+        )
+    );
     for line in page.text.lines().filter(|line| !line.starts_with('#')) {
         let value = line.rsplit(' ').next().unwrap();
         assert!(value.parse::<f64>().is_ok(), "{line}");
@@ -226,7 +247,10 @@ async fn the_api_describes_itself() {
         let method = methods.as_object().unwrap().keys().next().unwrap().to_uppercase();
         let request = Request::builder().method(method.as_str()).uri(path.replace("{id}", "tiny"));
         let status = client.finish(request, Body::empty()).await.status;
-        assert!(status != StatusCode::NOT_FOUND && status != StatusCode::METHOD_NOT_ALLOWED, "{path}: {status}");
+        assert!(
+            status != StatusCode::NOT_FOUND && status != StatusCode::METHOD_NOT_ALLOWED,
+            "{path}: {status}"
+        );
     }
     assert!(client.get("/version").await.json()["version"].is_string());
     assert_eq!(client.get("/load").await.json()["server_load"], 0);
@@ -246,4 +270,36 @@ async fn browsers_need_permission() {
     let config = ServerConfig { allowed_origins, api_keys: keys, ..ServerConfig::default() };
     let open = client_with(config, &engine_config()).await.finish(ask(), Body::empty()).await;
     assert_eq!(open.headers["access-control-allow-origin"], "https://page.example");
+}
+
+#[tokio::test]
+async fn health_fails_while_a_step_takes_too_long() {
+    // With no patience at all, every step takes too long.
+    let config = ServerConfig { stall_timeout: std::time::Duration::ZERO, ..ServerConfig::default() };
+    let client = client_with(config, &engine_config()).await;
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    let working = client.clone();
+    let body = json!({"prompt": vec!["Hello"; 40], "max_tokens": 80, "ignore_eos": true});
+    let work = tokio::spawn(async move { working.ok(COMPLETIONS, &body).await });
+    let mut failures = 0;
+    while !work.is_finished() {
+        let answer = client.get("/health").await;
+        if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+            assert!(answer.json()["error"]["message"].as_str().unwrap().contains("stuck"));
+            assert_eq!(client.get("/live").await.status, StatusCode::OK);
+            failures += 1;
+        }
+        tokio::task::yield_now().await;
+    }
+    work.await.expect("the work is done all the same");
+    assert!(failures > 0, "nobody noticed");
+    client.assert_idle().await;
+    // The loop goes to sleep just after its figures say that nothing is left.
+    for _ in 0..500 {
+        if client.get("/health").await.status == StatusCode::OK {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("an idle engine is not stuck");
 }

@@ -34,7 +34,8 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         .build()
         .context("the server's threads could not be started")?;
     let served = runtime.block_on(async {
-        let server = Server::bind(model, config).await.with_hint(|| "is another server running?".to_owned())?;
+        let server =
+            Server::bind(model, config).await.with_hint(|| "is another server running?".to_owned())?;
         let stop = stop_signal()?;
         announce(out, &name, server.address(), load_s, !args.api_keys().is_empty())?;
         server.run(stop).await?;
@@ -48,7 +49,10 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
 fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
     let api_keys = args.api_keys();
     if api_keys.iter().any(|key| key.trim().is_empty()) {
-        return Err(hinted("an API key is empty", "leave --api-key and BATON_API_KEY out to serve without keys"));
+        return Err(hinted(
+            "an API key is empty",
+            "leave --api-key and BATON_API_KEY out to serve without keys",
+        ));
     }
     Ok(ServerConfig {
         host: args.listen.host,

@@ -42,7 +42,9 @@ impl Histogram {
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         self.counts[bucket].fetch_add(times, Ordering::Relaxed);
         let add = |bits: u64| Some((f64::from_bits(bits) + value * times as f64).to_bits());
-        self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).expect("the closure always gives a sum");
+        self.sum
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .expect("the closure always gives a sum");
     }
 
     /// Prometheus's text format: cumulative buckets, sum, count.

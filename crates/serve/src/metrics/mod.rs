@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_core::FinishReason;
-use baton_engine::{Observer, OutputReport, RequestTimes, StepReport};
+use baton_engine::{Observer, OutputReport, RequestTimes, StepReport, TurnReport};
 
 pub use histogram::Histogram;
 pub use render::ServerFigures;
@@ -26,8 +26,8 @@ const TTFT_BOUNDS: [f64; 22] = [
 ];
 /// vLLM's, and finer ones below them: its first bound of 10 ms hides what a good decode step takes.
 const TOKEN_BOUNDS: [f64; 25] = [
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+    0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
 const REQUEST_BOUNDS: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
@@ -188,13 +188,24 @@ impl EngineObserver {
 }
 
 impl Observer for EngineObserver {
-    fn step(&mut self, report: &StepReport<'_>) {
+    fn step(&mut self, report: &StepReport) {
+        // A step may also only move blocks.
         if report.num_tokens > 0 {
             self.metrics.iteration_tokens.observe(report.num_tokens as f64);
         }
+    }
+
+    fn turn(&mut self, report: &TurnReport<'_>) {
         if let Some(trace) = &self.trace {
             for span in report.spans {
-                trace.span(Row::Engine, span.phase.name(), span.start, span.end, report.step, report.num_tokens);
+                trace.span(
+                    Row::Engine,
+                    span.phase.name(),
+                    span.start,
+                    span.end,
+                    report.num_steps,
+                    report.num_tokens,
+                );
             }
         }
     }
@@ -203,7 +214,9 @@ impl Observer for EngineObserver {
         let metrics = &*self.metrics;
         metrics.generation_tokens.fetch_add(report.num_tokens as u64, Ordering::Relaxed);
         match report.since_last {
-            Some(gap) => metrics.inter_token_latency.observe_many(gap.as_secs_f64(), report.num_sequences as u64),
+            Some(gap) => {
+                metrics.inter_token_latency.observe_many(gap.as_secs_f64(), report.num_sequences as u64)
+            }
             None => {
                 metrics.prompt_tokens.fetch_add(report.num_prompt_tokens as u64, Ordering::Relaxed);
                 metrics.time_to_first_token.observe(report.since_submitted.as_secs_f64());

@@ -52,7 +52,12 @@ impl Metrics {
         let kv = &scheduler.kv;
         let preemptions = scheduler.num_preemptions_swap + scheduler.num_preemptions_recompute;
         let figures: [(&str, &str, &str, f64); 9] = [
-            ("vllm:num_requests_running", "gauge", "Requests that are part of the steps.", scheduler.num_running as f64),
+            (
+                "vllm:num_requests_running",
+                "gauge",
+                "Requests that are part of the steps.",
+                scheduler.num_running as f64,
+            ),
             (
                 "vllm:num_requests_waiting",
                 "gauge",
@@ -79,7 +84,12 @@ impl Metrics {
                 kv.prefix_cache_hits as f64,
             ),
             ("vllm:num_preemptions_total", "counter", "Requests that had to make room.", preemptions as f64),
-            ("baton:kv_blocks_used", "gauge", "KV blocks held by requests.", kv.num_device_blocks_used as f64),
+            (
+                "baton:kv_blocks_used",
+                "gauge",
+                "KV blocks held by requests.",
+                kv.num_device_blocks_used as f64,
+            ),
             ("baton:engine_steps_total", "counter", "Steps computed.", stats.num_steps as f64),
         ];
         for (name, kind, help, value) in figures {
@@ -115,7 +125,11 @@ impl Metrics {
     fn render_histograms(&self, page: &mut Page) {
         let histograms: [(&str, &str, &Histogram); 14] = [
             ("vllm:iteration_tokens_total", "Tokens of a step.", &self.iteration_tokens),
-            ("vllm:time_to_first_token_seconds", "From arrival to the first token.", &self.time_to_first_token),
+            (
+                "vllm:time_to_first_token_seconds",
+                "From arrival to the first token.",
+                &self.time_to_first_token,
+            ),
             ("vllm:inter_token_latency_seconds", "From one token to the next.", &self.inter_token_latency),
             (
                 "vllm:request_time_per_output_token_seconds",
@@ -124,11 +138,23 @@ impl Metrics {
             ),
             ("vllm:e2e_request_latency_seconds", "From arrival to the end.", &self.e2e_latency),
             ("vllm:request_queue_time_seconds", "From arrival to the first step.", &self.queue_time),
-            ("vllm:request_inference_time_seconds", "From the first step to the last token.", &self.inference_time),
-            ("vllm:request_prefill_time_seconds", "From the first step to the first token.", &self.prefill_time),
+            (
+                "vllm:request_inference_time_seconds",
+                "From the first step to the last token.",
+                &self.inference_time,
+            ),
+            (
+                "vllm:request_prefill_time_seconds",
+                "From the first step to the first token.",
+                &self.prefill_time,
+            ),
             ("vllm:request_decode_time_seconds", "From the first token to the last.", &self.decode_time),
             ("vllm:request_prompt_tokens", "Prompt tokens of a request.", &self.request_prompt_tokens),
-            ("vllm:request_generation_tokens", "Generated tokens of a request.", &self.request_generation_tokens),
+            (
+                "vllm:request_generation_tokens",
+                "Generated tokens of a request.",
+                &self.request_generation_tokens,
+            ),
             (
                 "vllm:request_max_num_generation_tokens",
                 "Tokens of a request's longest continuation.",
@@ -145,12 +171,11 @@ impl Metrics {
 
     fn render_server(&self, server: ServerFigures, page: &mut Page) {
         page.head("http_requests_total", "counter", "HTTP requests by route, method and class of status.");
-        for ((handler, method, class), count) in self.http.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let labels = format!(
-                "handler=\"{}\",method=\"{}\",status=\"{class}xx\"",
-                escape(handler),
-                escape(method)
-            );
+        for ((handler, method, class), count) in
+            self.http.lock().unwrap_or_else(PoisonError::into_inner).iter()
+        {
+            let labels =
+                format!("handler=\"{}\",method=\"{}\",status=\"{class}xx\"", escape(handler), escape(method));
             page.sample("http_requests_total", &labels, *count as f64);
         }
         let name = "http_request_duration_highr_seconds";

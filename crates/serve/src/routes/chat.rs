@@ -188,7 +188,10 @@ impl Answer {
 
     fn push_update(&self, update: Update, out: &mut Events) {
         let shows_tokens = self.top_logprobs.is_some() || self.show.token_ids;
-        if update.text.is_empty() && update.finish_reason.is_none() && !(shows_tokens && !update.token_ids.is_empty()) {
+        if update.text.is_empty()
+            && update.finish_reason.is_none()
+            && !(shows_tokens && !update.token_ids.is_empty())
+        {
             return;
         }
         let logprobs = self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, self.names()));

@@ -50,7 +50,11 @@ pub async fn create(
     if echo {
         fields.prompt_logprobs = fields.prompt_logprobs.max(completion.logprobs);
     }
-    let api = ApiFields { max_tokens: Some(max_tokens), logprobs: completion.logprobs, best_of: completion.best_of };
+    let api = ApiFields {
+        max_tokens: Some(max_tokens),
+        logprobs: completion.logprobs,
+        best_of: completion.best_of,
+    };
     let params = sampling_params(&app, &fields, api)?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
@@ -159,7 +163,11 @@ impl Answer {
         let choices = updates.into_iter().map(|update| self.choice(update, true, &mut 0)).collect();
         let mut usage = self.generation.usage();
         if self.only_echo {
-            usage = crate::types::common::Usage::new(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens);
+            usage = crate::types::common::Usage::new(
+                usage.prompt_tokens,
+                0,
+                usage.prompt_tokens_details.cached_tokens,
+            );
         }
         Ok(json(&CompletionResponse {
             choices,

@@ -84,9 +84,7 @@ pub fn router(app: &Arc<App>) -> Router {
         Some(layer) => router.layer(layer),
         None => router,
     };
-    router
-        .layer(from_fn_with_state(Arc::clone(app), access::observe))
-        .layer(from_fn(access::contain_panics))
+    router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
 }
 
 /// A JSON answer.

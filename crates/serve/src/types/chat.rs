@@ -10,9 +10,9 @@ use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
 /// The fields of a chat besides [`super::common::SamplingFields`].
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("required" = ["messages"]))]
 pub struct ChatFields {
     /// Objects with `role` and `content` (a text, or a list of `{"type": "text", "text": …}`).
-    #[schemars(required, length(min = 1))]
     pub messages: Option<Vec<Map<String, Value>>>,
     pub max_completion_tokens: Option<u32>,
     pub logprobs: Option<bool>,

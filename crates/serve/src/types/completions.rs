@@ -13,9 +13,9 @@ use super::prompt::Prompts;
 /// The fields of a completion besides [`super::common::SamplingFields`].
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("required" = ["prompt"]))]
 pub struct CompletionFields {
     /// A text, token ids, or a list of either.
-    #[schemars(required)]
     pub prompt: Option<Prompts>,
     /// Begin the output with the prompt.
     pub echo: Option<bool>,

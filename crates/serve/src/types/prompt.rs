@@ -94,7 +94,9 @@ impl<'de> Visitor<'de> for PromptsVisitor {
                 Element::Prompt(prompt) => prompts.push(prompt),
             }
             if !tokens.is_empty() && !prompts.is_empty() {
-                return Err(A::Error::custom(format!("token ids and prompts are mixed: expected {EXPECTED}")));
+                return Err(A::Error::custom(format!(
+                    "token ids and prompts are mixed: expected {EXPECTED}"
+                )));
             }
         }
         if !tokens.is_empty() {

@@ -30,9 +30,9 @@ pub struct TokenizeResponse {
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(extend("required" = ["tokens"]))]
 pub struct DetokenizeRequest {
     pub model: Option<String>,
-    #[schemars(required)]
     pub tokens: Option<Vec<TokenId>>,
 }
 

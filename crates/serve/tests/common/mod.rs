@@ -113,7 +113,11 @@ impl Client {
         Self { key: Some(key.to_owned()), ..self.clone() }
     }
 
-    pub async fn send(&self, request: axum::http::request::Builder, body: impl Into<Body>) -> axum::http::Response<Body> {
+    pub async fn send(
+        &self,
+        request: axum::http::request::Builder,
+        body: impl Into<Body>,
+    ) -> axum::http::Response<Body> {
         let request = match &self.key {
             Some(key) => request.header("authorization", format!("Bearer {key}")),
             None => request,
@@ -165,9 +169,11 @@ impl Client {
     /// Waits until the engine holds nothing.
     pub async fn assert_idle(&self) {
         for _ in 0..500 {
-            if self.metric("baton:kv_blocks_used").await == 0.0
-                && self.metric("vllm:num_requests_running").await == 0.0
-            {
+            let mut held = 0.0;
+            for name in ["baton:kv_blocks_used", "vllm:num_requests_running", "vllm:num_requests_waiting"] {
+                held += self.metric(name).await;
+            }
+            if held == 0.0 {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
