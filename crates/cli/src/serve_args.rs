@@ -56,6 +56,12 @@ pub struct ListenArgs {
     /// The most alternatives that logprobs may ask for
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_logprobs: u32,
+    /// The most continuations of one request: prompts times n
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub max_choices: usize,
+    /// How long a client may take to send a request's head, and then its body
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
+    pub read_timeout: f64,
     /// How long accepted requests may go on after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub shutdown_timeout: f64,

@@ -12,7 +12,7 @@ use std::time::Instant;
 use baton_core::{
     FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput, TokenId,
 };
-use baton_engine::OutputReceiver;
+use baton_engine::{EngineError, OutputReceiver};
 use baton_text::{OutputOptions, OutputStream};
 
 use crate::auth::Tenant;
@@ -150,31 +150,9 @@ impl Generation {
         let first_new = updates.len();
         let mut open = false;
         for (index, part) in self.parts.iter_mut().enumerate() {
-            while let Some(receiver) = &mut part.receiver {
-                match receiver.poll_recv(cx) {
-                    Poll::Pending => break,
-                    Poll::Ready(Some(Ok(output))) => {
-                        let started = Instant::now();
-                        part.take(output, index * self.n, updates)?;
-                        if let Some(trace) = &self.app.model.trace {
-                            trace.span(
-                                Row::Text,
-                                "detokenise",
-                                started,
-                                Instant::now(),
-                                0,
-                                updates.len() - first_new,
-                            );
-                        }
-                        part.end_if_finished(&self.app);
-                    }
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                    Poll::Ready(None) => {
-                        return Poll::Ready(Err(ApiError::internal(
-                            &"the engine ended a request without a reason",
-                        )));
-                    }
-                }
+            if let Err(error) = part.advance(cx, &self.app, index * self.n, updates) {
+                part.end(&self.app, Some(FinishReason::Error));
+                return Poll::Ready(Err(error));
             }
             open |= part.receiver.is_some();
         }
@@ -218,8 +196,33 @@ impl Update {
 }
 
 impl Part {
+    /// Takes in all that the engine has for this prompt.
+    fn advance(
+        &mut self,
+        cx: &mut Context<'_>,
+        app: &App,
+        first_choice: usize,
+        updates: &mut Vec<Update>,
+    ) -> Result<(), ApiError> {
+        while let Some(receiver) = &mut self.receiver {
+            let Poll::Ready(received) = receiver.poll_recv(cx) else { break };
+            let output = received.unwrap_or(Err(EngineError::Stopped))?;
+            let (started, num_before) = (Instant::now(), updates.len());
+            self.take(app, output, first_choice, updates)?;
+            if let Some(trace) = &app.model.trace {
+                let num_tokens = updates[num_before..].iter().map(|update| update.token_ids.len()).sum();
+                trace.span(Row::Text, "detokenise", started, Instant::now(), 0, num_tokens);
+            }
+            if self.choices.iter().all(|choice| choice.finished.is_some()) {
+                self.end(app, None);
+            }
+        }
+        Ok(())
+    }
+
     fn take(
         &mut self,
+        app: &App,
         output: RequestOutput,
         first_choice: usize,
         updates: &mut Vec<Update>,
@@ -232,18 +235,13 @@ impl Part {
                 continue;
             };
             if sequence.finish_reason == Some(FinishReason::Error) {
-                return Err(ApiError::internal(&"a step failed on the device"));
+                let cause = app.model.engine.pulse().stats().last_failure;
+                return Err(ApiError::internal(&cause.unwrap_or_else(|| "a step failed".to_owned())));
             }
             let update = choice.take(sequence, &self.params)?;
             updates.push(Update { choice: first_choice + index, ..update });
         }
         Ok(())
-    }
-
-    fn end_if_finished(&mut self, app: &App) {
-        if self.choices.iter().all(|choice| choice.finished.is_some()) {
-            self.end(app, None);
-        }
     }
 
     /// Lets go of the engine's request, which aborts it where it still runs, and counts it.

@@ -62,6 +62,8 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         max_body_bytes: usize::try_from(args.listen.max_body_size).context("--max-body-size")?,
         max_connections: args.listen.max_connections,
         max_logprobs: args.listen.max_logprobs,
+        max_choices: args.listen.max_choices,
+        read_timeout: Duration::from_secs_f64(args.listen.read_timeout),
         shutdown_timeout: Duration::from_secs_f64(args.listen.shutdown_timeout),
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
         ..ServerConfig::default()
