@@ -58,7 +58,8 @@ In the chat: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.";
 
 /// Serve and run large language models: one binary, paged KV cache, on the CPU or the GPU.
 #[derive(Debug, Parser)]
-#[command(name = "baton", after_help = TOP_EXAMPLES, max_term_width = 110, arg_required_else_help = true)]
+#[command(name = "baton", after_help = TOP_EXAMPLES, max_term_width = 110, arg_required_else_help = true,
+          args_override_self = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

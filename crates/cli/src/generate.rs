@@ -1,7 +1,7 @@
 //! Drives the engine by hand for the commands: requests in, text out as it comes, and the whole answers at the end.
 //!
-//! The engine speaks token ids; here each continuation gets its text stream, which also finds stop strings. A request
-//! whose continuations have all met one is aborted, because the engine does not know.
+//! The engine speaks token ids; here each continuation gets its text stream, which also finds stop strings. One that
+//! meets its stop string is aborted, because the engine does not know.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -62,10 +62,6 @@ impl Answer {
     pub fn num_completion_tokens(&self) -> usize {
         self.continuations.iter().map(|continuation| continuation.token_ids.len()).sum()
     }
-
-    fn is_finished(&self) -> bool {
-        self.continuations.iter().all(|continuation| continuation.finish_reason.is_some())
-    }
 }
 
 /// Runs the requests together until all have ended or `interrupted` is set. `on_text` gets each new piece of text with
@@ -116,9 +112,11 @@ pub fn run(
                 abort_all(engine, &answers);
                 return Err(error);
             }
-            if answer.is_finished() {
-                // Where the engine has finished it too, there is nothing left to abort.
-                engine.abort(answer.request_id);
+            for (index, continuation) in answer.continuations.iter().enumerate() {
+                if continuation.finish_reason.is_some() {
+                    // Where the engine has finished it too, there is nothing left to abort.
+                    engine.abort_sequence(answer.request_id, index as u32);
+                }
             }
         }
     }

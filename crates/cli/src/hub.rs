@@ -38,7 +38,8 @@ pub fn download(entry: &Entry, owner: &str, repository: &str, file: &str) -> Res
         .tempdir_in(cache::models_dir()?)
         .context("cannot make a temporary directory in the cache")?;
     let bar = progress::bytes("downloading", entry.size_bytes);
-    let client = HFClient::builder().build_sync().with_context(what)?;
+    // There is another source: do not insist.
+    let client = HFClient::builder().retry_max_attempts(1).build_sync().with_context(what)?;
     let downloaded = client
         .model(owner, repository)
         .download_file()

@@ -43,7 +43,9 @@ struct TokenReport {
     rank: u32,
 }
 
+/// OpenAI's names.
 #[derive(Debug, Serialize)]
+#[allow(clippy::struct_field_names)]
 struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -53,6 +55,7 @@ struct Usage {
 
 /// Seconds, and tokens a second. The prompt's speed counts the whole time to the first token.
 #[derive(Debug, Serialize)]
+#[allow(clippy::struct_field_names)]
 pub struct TimingReport {
     load_s: f64,
     ttft_s: Option<f64>,

@@ -78,7 +78,7 @@ pub struct SamplingArgs {
 
 impl SamplingArgs {
     /// The parameters, starting from the command's and the model's defaults.
-    pub fn apply(&self, defaults: SamplingParams, seed: Option<u64>) -> SamplingParams {
+    pub fn apply(&self, defaults: &SamplingParams, seed: Option<u64>) -> SamplingParams {
         let beam = self.beam_search.then(|| BeamParams {
             length_penalty: self.length_penalty.unwrap_or(BeamParams::default().length_penalty),
             early_stopping: self.early_stopping,
@@ -134,7 +134,7 @@ mod tests {
             SamplingArgs { temperature: Some(0.2), n: Some(3), beam_search: true, ..SamplingArgs::default() };
         let defaults =
             SamplingParams { temperature: 0.9, top_k: 40, max_tokens: Some(7), ..SamplingParams::default() };
-        let params = args.apply(defaults, Some(5));
+        let params = args.apply(&defaults, Some(5));
         assert_eq!((params.temperature, params.top_k, params.max_tokens, params.n), (0.2, 40, Some(7), 3));
         assert_eq!((params.seed, params.beam), (Some(5), Some(BeamParams::default())));
     }

@@ -26,10 +26,6 @@ impl Table {
         self.rows.push(cells.iter().map(ToString::to_string).collect());
         self
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
 }
 
 impl fmt::Display for Table {

@@ -93,6 +93,7 @@ fn impossible_flags_are_refused() {
     for (flags, expect) in [
         (&["--block-size", "0"][..], "--block-size must be"),
         (&["--block-size", "99999999"], "--block-size must be"),
+        (&["--block-size", "8"], "a block size of 8"),
         (&["--max-num-seqs", "0"], "--max-num-seqs must be"),
         (&["--max-num-batched-tokens", "0"], "--max-num-batched-tokens must be"),
         (&["--max-num-batched-tokens", "8"], "at least --max-num-seqs (64)"),

@@ -18,27 +18,26 @@ fn chat(flags: &[&str], lines: &str) -> String {
 
 #[test]
 fn two_turns_and_a_reset() {
-    let said = chat(
-        &[],
-        "What is the capital of France?\nAnd of Italy?\n/reset\nWhat is the capital of France?\n/stats\n/quit\nnever said\n",
-    );
-    assert!(said.contains("Paris"), "{said}");
-    assert!(said.matches(" tokens").count() >= 3, "{said}");
+    let question = "Write one sentence about the sea.";
+    let said =
+        chat(&[], &format!("{question}\nAnd one more.\n/reset\n{question}\n/stats\n/quit\nnever said\n"));
     assert!(said.contains("the conversation begins anew"), "{said}");
     assert!(said.contains("3 turns"), "{said}");
     assert!(!said.contains("never said"), "{said}");
-    // The first answer comes again after the reset, word for word.
-    let answers: Vec<&str> = said.lines().filter(|line| line.contains("Paris")).collect();
-    assert_eq!(answers.first(), answers.last(), "{said}");
+    let body = said.split_once('\n').expect("the first line names the model").1;
+    let first = body.split(" tokens · ").next().expect("an answer and its length");
+    assert!(first.trim().len() > 10, "{said}");
+    // The first answer comes again after the reset, word for word; the second is another.
+    assert_eq!(body.matches(first.trim_end_matches(char::is_numeric)).count(), 2, "{said}");
 }
 
 #[test]
 fn what_was_said_before_is_not_computed_again() {
-    let said = chat(&["--block-size=8"], "Tell me about cats.\nMore.\n/stats\n");
+    let said = chat(&[], "Tell me about cats.\nMore.\n/stats\n");
     let (_, stats) = said.split_once("2 turns, ").expect("stats");
     let cached_tokens =
         stats.split_once('(').and_then(|(_, rest)| rest.split_once(' ')?.0.parse::<usize>().ok());
-    assert!(cached_tokens.is_some_and(|count| count >= 24), "{said}");
+    assert!(cached_tokens.is_some_and(|count| count >= 32), "{said}");
 }
 
 #[test]

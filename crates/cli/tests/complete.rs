@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 const FRANCE: &str = "The capital of France is";
 
+const COUNTING: &str = "One, two, three, four, five,";
+
 /// One short greedy completion with whatever else is asked.
 fn complete(flags: &[&str]) -> Value {
     Baton::new().json(&[&["complete", &model_arg(), "--max-tokens", "12"], flags].concat())
@@ -92,17 +94,16 @@ fn a_batch_gives_what_each_gives_alone() {
 
 #[test]
 fn stop_texts_and_stop_tokens_end_the_output() {
-    let long = complete(&["-p", "One, two, three, four,"]);
-    assert!(text(&long, 0).contains("six"), "{long}");
-    let stopped = complete(&["-p", "One, two, three, four,", "--stop", " six"]);
+    let long = complete(&["-p", COUNTING]);
+    assert!(text(&long, 0).contains("seven"), "{long}");
+    let stopped = complete(&["-p", COUNTING, "--stop", " seven"]);
     let output = &stopped["outputs"][0];
-    assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(" six")));
-    assert_eq!(text(&stopped, 0), text(&long, 0).split(" six").next().unwrap());
-    let included =
-        complete(&["-p", "One, two, three, four,", "--stop", " six", "--include-stop-str-in-output"]);
-    assert_eq!(text(&included, 0), format!("{} six", text(&stopped, 0)));
+    assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(" seven")));
+    assert_eq!(text(&stopped, 0), text(&long, 0).split(" seven").next().unwrap());
+    let included = complete(&["-p", COUNTING, "--stop", " seven", "--include-stop-str-in-output"]);
+    assert_eq!(text(&included, 0), format!("{} seven", text(&stopped, 0)));
     let token = long["outputs"][0]["token_ids"][2].as_u64().unwrap();
-    let by_token = complete(&["-p", "One, two, three, four,", "--stop-token-ids", &token.to_string()]);
+    let by_token = complete(&["-p", COUNTING, "--stop-token-ids", &token.to_string()]);
     let output = &by_token["outputs"][0];
     assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(token)));
 }
@@ -196,12 +197,12 @@ fn biases_and_penalties_reach_the_sampler() {
 }
 
 #[test]
-fn small_steps_small_blocks_and_every_cache_type_give_the_same_text() {
+fn steps_blocks_threads_and_caches_of_any_size_give_the_same_text() {
     let long: String = "The quick brown fox jumps over the lazy dog. ".repeat(12);
     let reference = complete(&["-p", &long, "--kv-cache-dtype", "f32"]);
     for flags in [
         &["--max-num-batched-tokens=16", "--max-num-seqs=4"][..],
-        &["--block-size=1"],
+        &["--block-size=32"],
         &["--block-size=64"],
         &["--no-enable-prefix-caching"],
         &["--threads=1"],

@@ -67,7 +67,9 @@ fn several_pulls_at_once_do_no_harm() {
     std::thread::scope(|scope| {
         let pulls: Vec<_> =
             (0..3).map(|_| scope.spawn(|| baton.ok(&["pull", "--force", "--from", &model]))).collect();
-        pulls.into_iter().for_each(|pull| assert!(pull.join().unwrap().contains(MODEL_FILE)));
+        for pull in pulls {
+            assert!(pull.join().unwrap().contains(MODEL_FILE));
+        }
     });
     assert_no_leftovers(&baton);
     assert!(baton.ok(&["pull"]).contains("is here"));

@@ -1,17 +1,19 @@
 //! Byte-level BPE: repeatedly joins the pair of neighbours that was learnt first, until no learnt pair is left.
 //!
 //! Input is one piece of the pre-tokeniser; output is token ids. Symbols are ids from the start: one look-up of a
-//! pair of ids tells the rank and the joined id, no strings are built. A piece of n bytes costs O(n log n).
+//! pair of ids tells the rank and the joined id, no strings are built. A piece of n bytes costs O(n log n). Most
+//! pieces of common text are one token; whether merging really gives it is found out once for each and remembered.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use baton_core::TokenId;
 
 use crate::TextError;
 use crate::bytes::ByteAlphabet;
-use crate::vocab::GgufVocab;
+use crate::vocab::{GgufVocab, TokenKind};
 
 /// Multiplies and folds one 64-bit key. The keys are pairs of ids of the loaded vocabulary, never user input, so a
 /// stronger hash would only cost time.
@@ -58,12 +60,21 @@ struct Symbol {
     next: u32,
 }
 
+/// A pair that may be joined. The order of the fields is the order of the queue: lowest rank first, then leftmost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    rank: u32,
+    left: u32,
+    left_id: u32,
+    right_id: u32,
+    joined: u32,
+}
+
 /// Buffers that one call of `encode` uses for all its pieces.
 #[derive(Debug, Default)]
 pub(crate) struct BpeScratch {
     symbols: Vec<Symbol>,
-    /// (rank, index of the left symbol, joined id, right id): lowest rank first, then leftmost.
-    queue: BinaryHeap<Reverse<(u32, u32, u32, u32)>>,
+    queue: BinaryHeap<Reverse<Candidate>>,
 }
 
 /// How a piece is cut into its first symbols.
@@ -90,9 +101,17 @@ pub(crate) struct Bpe {
     /// Tokens for single bytes that could not be merged into a token.
     byte_tokens: [Option<TokenId>; 256],
     unknown: Option<TokenId>,
-    /// Whole pieces that are tokens, when merges are ignored for them.
-    whole_pieces: Option<HashMap<Box<[u8]>, TokenId>>,
+    /// Tokens by their bytes, control tokens left out: plain text never becomes one.
+    whole_pieces: HashMap<Box<[u8]>, TokenId>,
+    /// A whole piece that is a token is taken as it is, whatever merging would give.
+    ignore_merges: bool,
+    /// For each token, whether merging its bytes gives it back: `UNTRIED`, `MERGES` or `SPLITS`.
+    whole_piece_state: Vec<AtomicU8>,
 }
+
+const UNTRIED: u8 = 0;
+const MERGES: u8 = 1;
+const SPLITS: u8 = 2;
 
 /// Gives every text an id: its token id, or a new one past the vocabulary.
 struct SymbolTable<'a> {
@@ -117,6 +136,7 @@ impl SymbolTable<'_> {
 impl Bpe {
     pub(crate) fn new(
         vocab: &GgufVocab,
+        kinds: &[TokenKind],
         ids: &HashMap<Box<str>, TokenId>,
         first_symbols: FirstSymbols,
         ignore_merges: bool,
@@ -144,19 +164,16 @@ impl Bpe {
                 }
             }
         }
+        let plain = ids.iter().filter(|(_, id)| !kinds[**id as usize].is_special());
         let whole_pieces = match first_symbols {
-            FirstSymbols::Bytes => ignore_merges.then(|| {
-                ids.iter()
-                    .filter_map(|(text, &id)| Some((alphabet.decode_exact(text)?.into_boxed_slice(), id)))
-                    .collect()
-            }),
+            FirstSymbols::Bytes => plain
+                .filter_map(|(text, &id)| Some((alphabet.decode_exact(text)?.into_boxed_slice(), id)))
+                .collect(),
             // Merges of line breaks cannot be written in the file, so a run of them is looked up whole.
-            FirstSymbols::Characters => Some(
-                ids.iter()
-                    .filter(|(text, _)| text.bytes().all(|byte| byte == b'\n'))
-                    .map(|(text, &id)| (text.as_bytes().into(), id))
-                    .collect(),
-            ),
+            FirstSymbols::Characters => plain
+                .filter(|(text, _)| text.bytes().all(|byte| byte == b'\n'))
+                .map(|(text, &id)| (text.as_bytes().into(), id))
+                .collect(),
         };
         Ok(Self {
             merges,
@@ -168,17 +185,22 @@ impl Bpe {
             byte_tokens,
             unknown: vocab.unknown_token_id,
             whole_pieces,
+            ignore_merges: ignore_merges || first_symbols == FirstSymbols::Characters,
+            whole_piece_state: vocab.tokens.iter().map(|_| AtomicU8::new(UNTRIED)).collect(),
         })
     }
 
     fn merge_table(vocab: &GgufVocab, table: &mut SymbolTable<'_>) -> Result<MergeTable, TextError> {
-        let mut merges = MergeTable::with_capacity_and_hasher(vocab.merges.len(), BuildHasherDefault::default());
+        let mut merges =
+            MergeTable::with_capacity_and_hasher(vocab.merges.len(), BuildHasherDefault::default());
         let mut joined_text = String::new();
         for (rank, merge) in vocab.merges.iter().enumerate() {
             // A token may itself begin with a space (gemma), hence the search from the second byte on.
             let split = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
             let Some((split, _)) = split else {
-                return Err(TextError::InvalidVocab(format!("merge {rank} '{merge}' is not a pair of tokens")));
+                return Err(TextError::InvalidVocab(format!(
+                    "merge {rank} '{merge}' is not a pair of tokens"
+                )));
             };
             let (left, right) = (&merge[..split], &merge[split + 1..]);
             joined_text.clear();
@@ -193,14 +215,20 @@ impl Bpe {
 
     /// Appends the tokens of one piece.
     pub(crate) fn encode_piece(&self, piece: &str, scratch: &mut BpeScratch, out: &mut Vec<TokenId>) {
-        if let Some(whole) = &self.whole_pieces
-            && let Some(&id) = whole.get(piece.as_bytes())
-        {
-            out.push(id);
-            return;
+        let whole = self.whole_pieces.get(piece.as_bytes()).copied();
+        if let Some(id) = whole {
+            let known = self.whole_piece_state[id as usize].load(Ordering::Relaxed);
+            if self.ignore_merges || known == MERGES {
+                out.push(id);
+                return;
+            }
         }
         self.first_symbols(piece, &mut scratch.symbols);
         self.merge(scratch);
+        if let (Some(id), Some(first)) = (whole, scratch.symbols.first()) {
+            let state = if first.next == NONE && first.id == id { MERGES } else { SPLITS };
+            self.whole_piece_state[id as usize].store(state, Ordering::Relaxed);
+        }
         let mut index = if scratch.symbols.is_empty() { NONE } else { 0 };
         while index != NONE {
             let symbol = scratch.symbols[index as usize];
@@ -243,21 +271,18 @@ impl Bpe {
             if symbol.next == NONE {
                 return;
             }
-            let right = symbols[symbol.next as usize].id;
-            if let Some(merge) = self.merges.get(&pair_key(symbol.id, right)) {
-                queue.push(Reverse((merge.rank, left, merge.joined, right)));
+            let (left_id, right_id) = (symbol.id, symbols[symbol.next as usize].id);
+            if let Some(&Merge { rank, joined }) = self.merges.get(&pair_key(left_id, right_id)) {
+                queue.push(Reverse(Candidate { rank, left, left_id, right_id, joined }));
             }
         };
         for left in 0..symbols.len() as u32 {
             enqueue(queue, symbols, left);
         }
-        while let Some(Reverse((rank, left, joined, right_id))) = queue.pop() {
+        while let Some(Reverse(Candidate { left, left_id, right_id, joined, .. })) = queue.pop() {
             let symbol = symbols[left as usize];
             // An entry is stale when either side has been joined to something else since.
-            if symbol.id == NONE || symbol.next == NONE || symbols[symbol.next as usize].id != right_id {
-                continue;
-            }
-            if self.merges.get(&pair_key(symbol.id, right_id)).is_none_or(|merge| merge.rank != rank) {
+            if symbol.id != left_id || symbol.next == NONE || symbols[symbol.next as usize].id != right_id {
                 continue;
             }
             let right = symbols[symbol.next as usize];
@@ -305,15 +330,26 @@ mod tests {
             merges: merges.iter().map(|m| (*m).to_owned()).collect(),
             ..GgufVocab::default()
         };
-        let bpe = Bpe::new(&vocab, &vocab.ids_by_text(), FirstSymbols::Bytes, ignore_merges).expect("bpe");
+        let kinds = vocab.validate().expect("valid");
+        let bpe =
+            Bpe::new(&vocab, &kinds, &vocab.ids_by_text(), FirstSymbols::Bytes, ignore_merges).expect("bpe");
         (bpe, vocab)
     }
 
     fn check(model: &(Bpe, GgufVocab), piece: &str, expect: &[&str]) {
-        let mut ids = Vec::new();
-        model.0.encode_piece(piece, &mut BpeScratch::default(), &mut ids);
-        let texts: Vec<&str> = ids.iter().map(|&id| model.1.tokens[id as usize].as_str()).collect();
-        assert_eq!(texts, expect);
+        // Twice: the second time what the first found out about whole pieces is used.
+        for _ in 0..2 {
+            let mut ids = Vec::new();
+            model.0.encode_piece(piece, &mut BpeScratch::default(), &mut ids);
+            let texts: Vec<&str> = ids.iter().map(|&id| model.1.tokens[id as usize].as_str()).collect();
+            assert_eq!(texts, expect);
+        }
+    }
+
+    #[test]
+    fn a_token_that_merging_cannot_reach_is_not_taken_whole() {
+        check(&bpe(&["a", "b", "ab"], &[], false), "ab", &["a", "b"]);
+        check(&bpe(&["a", "b", "c", "bc", "abc"], &["b c"], false), "abc", &["a", "bc"]);
     }
 
     #[test]
@@ -342,7 +378,8 @@ mod tests {
     #[test]
     fn a_merge_must_be_a_pair() {
         let vocab = GgufVocab { tokens: vec!["a".into()], merges: vec!["a".into()], ..GgufVocab::default() };
-        let error = Bpe::new(&vocab, &vocab.ids_by_text(), FirstSymbols::Bytes, false).expect_err("not a pair");
+        let error = Bpe::new(&vocab, &[TokenKind::Normal], &vocab.ids_by_text(), FirstSymbols::Bytes, false)
+            .expect_err("not a pair");
         assert!(error.to_string().contains("'a' is not a pair"), "{error}");
     }
 }

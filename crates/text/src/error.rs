@@ -6,10 +6,14 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum TextError {
     /// `tokenizer.ggml.model` names a kind that is not built.
-    #[error("tokenizer model '{0}' is not supported: use a model whose tokenizer is gpt2 (byte-level BPE), llama (SentencePiece) or gemma4, or give its tokenizer.json")]
+    #[error(
+        "tokenizer model '{0}' is not supported: use a model whose tokenizer is gpt2 (byte-level BPE), llama (SentencePiece) or gemma4, or give its tokenizer.json"
+    )]
     UnsupportedModel(String),
     /// `tokenizer.ggml.pre` names splitting rules that are not known.
-    #[error("pre-tokenizer '{0}' is not known, and guessing would give wrong token ids: give the model's tokenizer.json instead")]
+    #[error(
+        "pre-tokenizer '{0}' is not known, and guessing would give wrong token ids: give the model's tokenizer.json instead"
+    )]
     UnknownPreTokenizer(String),
     /// The vocabulary contradicts itself.
     #[error("the vocabulary is not usable: {0}")]
@@ -27,7 +31,9 @@ pub enum TextError {
     #[error("a stop string must not be empty")]
     EmptyStopString,
     /// The model has no chat template and none was given.
-    #[error("this model has no chat template: give one (--chat-template), or use the completions endpoint with a ready prompt")]
+    #[error(
+        "this model has no chat template: give one (--chat-template), or use the completions endpoint with a ready prompt"
+    )]
     NoChatTemplate,
     /// The chat template cannot be read.
     #[error("the chat template is not valid: {0}")]

@@ -81,9 +81,8 @@ fn decoding_of(decoder: &Value) -> HfDecoding {
     let replaces_spaces = |step: &Value| {
         step["pattern"]["String"].as_str() == Some("\u{2581}") && step["content"].as_str() == Some(" ")
     };
-    let strips_one_space = |step: &Value| {
-        step["content"].as_str() == Some(" ") && step["start"] == 1 && step["stop"] == 0
-    };
+    let strips_one_space =
+        |step: &Value| step["content"].as_str() == Some(" ") && step["start"] == 1 && step["stop"] == 0;
     match kinds.as_slice() {
         ["Replace", "ByteFallback", "Fuse"] if replaces_spaces(steps[0]) => {
             HfDecoding::Bytes { style: PieceStyle::SentencePiece, strip_leading_space: false }

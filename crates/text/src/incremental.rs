@@ -18,8 +18,7 @@ const PROMPT_CONTEXT: usize = 6;
 
 /// Bytes to text, with U+FFFD for what is no UTF-8.
 pub(crate) fn decode_bytes_lossy(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// Moves everything that is certain from `pending` to `out`; keeps only the beginning of a character.
@@ -35,18 +34,15 @@ fn take_certain(pending: &mut Vec<u8>, out: &mut String) {
             Err(error) => {
                 let valid = done + error.valid_up_to();
                 out.push_str(
-                    std::str::from_utf8(&pending[done..valid]).expect("from_utf8 said that this part is valid"),
+                    std::str::from_utf8(&pending[done..valid])
+                        .expect("from_utf8 said that this part is valid"),
                 );
-                match error.error_len() {
-                    Some(length) => {
-                        out.push(char::REPLACEMENT_CHARACTER);
-                        done = valid + length;
-                    }
-                    None => {
-                        pending.drain(..valid);
-                        return;
-                    }
-                }
+                let Some(length) = error.error_len() else {
+                    pending.drain(..valid);
+                    return;
+                };
+                out.push(char::REPLACEMENT_CHARACTER);
+                done = valid + length;
             }
         }
     }
@@ -93,7 +89,9 @@ impl IncrementalDecoder {
         match &mut decoder.state {
             State::Bytes { strip_leading_space, .. } => *strip_leading_space = false,
             State::Library { window, read } => {
-                window.extend_from_slice(&prompt[prompt.len().saturating_sub(PROMPT_CONTEXT)..]);
+                let visible = |id: &&TokenId| has_text(&decoder.tokenizer, skip_special, **id);
+                window.extend(prompt.iter().rev().filter(visible).take(PROMPT_CONTEXT));
+                window.reverse();
                 *read = window.len();
             }
         }
@@ -120,6 +118,10 @@ impl IncrementalDecoder {
             }
             State::Library { window, read } => {
                 for &id in ids {
+                    // A token without text must not become the context of the next one.
+                    if !has_text(&self.tokenizer, self.skip_special, id) {
+                        continue;
+                    }
                     window.push(id);
                     let full = self.tokenizer.decode(window, self.skip_special)?;
                     let unsure = full.ends_with(char::REPLACEMENT_CHARACTER) && window.len() < MAX_WINDOW;
@@ -158,6 +160,12 @@ impl IncrementalDecoder {
         }
         Ok(())
     }
+}
+
+/// False for special tokens that are skipped and for ids that the vocabulary does not know.
+fn has_text(tokenizer: &Tokenizer, skip_special: bool, id: TokenId) -> bool {
+    let known = tokenizer.token_text(id).is_some_and(|text| !text.is_empty());
+    known && !(skip_special && tokenizer.is_special(id))
 }
 
 /// Appends what `full` has beyond `known`. A decoder that rewrites text already given out is followed from the first

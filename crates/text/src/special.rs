@@ -99,7 +99,11 @@ mod tests {
         use Fragment::{Text, Token};
         check(&[], "abc", &[Text("abc")]);
         check(&[], "", &[]);
-        check(&["<s>", "<s><s>", "é"], "a<s><s><s>é<s", &[Text("a"), Token(1), Token(0), Token(2), Text("<s")]);
+        check(
+            &["<s>", "<s><s>", "é"],
+            "a<s><s><s>é<s",
+            &[Text("a"), Token(1), Token(0), Token(2), Text("<s")],
+        );
         check(&["ab", "bc"], "abc", &[Token(0), Text("c")]);
         check(&["", "x"], "yx", &[Text("y"), Token(1)]);
     }

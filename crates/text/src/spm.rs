@@ -53,6 +53,7 @@ impl Ord for Candidate {
 #[derive(Debug)]
 pub(crate) struct SentencePiece {
     ids: Arc<HashMap<Box<str>, TokenId>>,
+    /// NaN for control tokens: plain text never becomes one.
     scores: Vec<f32>,
     longest_token: usize,
     byte_tokens: [Option<TokenId>; 256],
@@ -80,15 +81,12 @@ impl SentencePiece {
             let text = char::from(byte as u8).to_string();
             *token = token.or_else(|| ids.get(text.as_str()).copied());
         }
+        // Adding 0 turns -0 into 0: scores are compared bit by bit in the queue.
+        let score =
+            |(score, kind): (&f32, &TokenKind)| if kind.is_special() { f32::NAN } else { score + 0.0 };
+        let scores = vocab.scores.iter().zip(kinds).map(score).collect();
         let longest_token = vocab.tokens.iter().map(String::len).max().unwrap_or(0);
-        Ok(Self {
-            ids,
-            // Adding 0 turns -0 into 0: scores are compared bit by bit in the queue.
-            scores: vocab.scores.iter().map(|score| score + 0.0).collect(),
-            longest_token,
-            byte_tokens,
-            unknown: vocab.unknown_token_id,
-        })
+        Ok(Self { ids, scores, longest_token, byte_tokens, unknown: vocab.unknown_token_id })
     }
 
     fn candidate(&self, text: &str, symbols: &[Symbol], left: u32, right: u32) -> Option<Candidate> {
@@ -101,8 +99,12 @@ impl SentencePiece {
             return None;
         }
         let joined = &text[first.start as usize..(first.start + length) as usize];
-        let id = *self.ids.get(joined)?;
-        Some(Candidate { score: self.scores[id as usize], left, right, length })
+        let score = self.scores[self.plain_id(joined)? as usize];
+        Some(Candidate { score, left, right, length })
+    }
+
+    fn plain_id(&self, text: &str) -> Option<TokenId> {
+        self.ids.get(text).copied().filter(|&id| !self.scores[id as usize].is_nan())
     }
 
     /// Appends the tokens of a text in which spaces are already `▁`.
@@ -155,7 +157,7 @@ impl SentencePiece {
 
     /// A character that is no token falls back to byte tokens, those to the unknown token.
     fn emit(&self, text: &str, out: &mut Vec<TokenId>) {
-        if let Some(&id) = self.ids.get(text) {
+        if let Some(id) = self.plain_id(text) {
             out.push(id);
             return;
         }

@@ -68,7 +68,12 @@ impl StopStrings {
         if patterns.iter().any(|pattern| pattern.text.is_empty()) {
             return Err(TextError::EmptyStopString);
         }
-        Ok(Self { patterns, include_in_output: include_stop_str_in_output, held: String::new(), stopped: false })
+        Ok(Self {
+            patterns,
+            include_in_output: include_stop_str_in_output,
+            held: String::new(),
+            stopped: false,
+        })
     }
 
     /// Takes the next piece of text and appends to `out` what may be shown. Gives the stop string that ended the

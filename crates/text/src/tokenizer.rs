@@ -49,13 +49,13 @@ struct GgufTokenizer {
 #[derive(Debug)]
 enum GgufModel {
     Bpe { bpe: Box<Bpe>, pre_tokenizer: PreTokenizer, escape_spaces: bool },
-    SentencePiece { model: SentencePiece, add_space_prefix: bool },
+    SentencePiece { model: Box<SentencePiece>, add_space_prefix: bool },
 }
 
 #[derive(Debug)]
 enum Model {
-    Gguf(GgufTokenizer),
-    Hf(HfTokenizer),
+    Gguf(Box<GgufTokenizer>),
+    Hf(Box<HfTokenizer>),
 }
 
 /// How ids become text.
@@ -103,19 +103,15 @@ impl Tokenizer {
         let ids = Arc::new(vocab.ids_by_text());
         let (model, style, add_bos) = Self::gguf_model(&vocab, &kinds, &ids)?;
         let pieces = Pieces::from_gguf(&vocab, &kinds, style)?;
-        let strip_leading_space =
-            matches!(model, GgufModel::SentencePiece { add_space_prefix: true, .. });
+        let strip_leading_space = matches!(model, GgufModel::SentencePiece { add_space_prefix: true, .. });
         let of_kind = |wanted: &'static [TokenKind]| {
             let tokens = vocab.tokens.iter().zip(&kinds).enumerate();
             tokens
                 .filter(move |(_, (_, kind))| wanted.contains(kind))
                 .map(|(id, (text, _))| (text.as_str(), id as TokenId))
         };
-        let special = SpecialMatcher::new(of_kind(&[
-            TokenKind::Control,
-            TokenKind::Unknown,
-            TokenKind::UserDefined,
-        ]));
+        let special =
+            SpecialMatcher::new(of_kind(&[TokenKind::Control, TokenKind::Unknown, TokenKind::UserDefined]));
         let user_defined = SpecialMatcher::new(of_kind(&[TokenKind::UserDefined]));
         let mut end_tokens: Vec<TokenId> =
             [vocab.eos_token_id, vocab.eot_token_id, vocab.eom_token_id].into_iter().flatten().collect();
@@ -131,7 +127,7 @@ impl Tokenizer {
             ids,
         };
         Ok(Self {
-            model: Model::Gguf(gguf),
+            model: Model::Gguf(Box::new(gguf)),
             pieces,
             texts: std::mem::take(&mut vocab.tokens).into_iter().map(String::into_boxed_str).collect(),
             decoding: Decoding::Bytes { strip_leading_space },
@@ -151,19 +147,19 @@ impl Tokenizer {
         match vocab.model.as_str() {
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::from_name(vocab.pre.as_deref().unwrap_or("default"))?;
-                let bpe = Bpe::new(vocab, ids, FirstSymbols::Bytes, pre_tokenizer.ignore_merges)?;
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Bytes, pre_tokenizer.ignore_merges)?;
                 let add_bos = pre_tokenizer.add_bos;
                 let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: false };
                 Ok((model, PieceStyle::ByteLevel, add_bos))
             }
             "gemma4" => {
-                let bpe = Bpe::new(vocab, ids, FirstSymbols::Characters, false)?;
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Characters, false)?;
                 let pre_tokenizer = PreTokenizer::lines()?;
                 let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: true };
                 Ok((model, PieceStyle::SentencePiece, true))
             }
             "llama" => {
-                let model = SentencePiece::new(vocab, kinds, Arc::clone(ids))?;
+                let model = Box::new(SentencePiece::new(vocab, kinds, Arc::clone(ids))?);
                 let add_space_prefix = vocab.add_space_prefix.unwrap_or(true);
                 let model = GgufModel::SentencePiece { model, add_space_prefix };
                 Ok((model, PieceStyle::SentencePiece, true))
@@ -176,7 +172,8 @@ impl Tokenizer {
     pub fn from_hf(tokenizer_json: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self, TextError> {
         let config = tokenizer_config_json.map(HfConfig::parse).transpose()?.unwrap_or_default();
         let parts = HfTokenizer::load(tokenizer_json)?;
-        let id_of = |text: &Option<String>| text.as_deref().and_then(|text| parts.tokenizer.token_to_id(text));
+        let id_of =
+            |text: &Option<String>| text.as_deref().and_then(|text| parts.tokenizer.token_to_id(text));
         let (bos, eos) = (id_of(&config.bos_token), id_of(&config.eos_token));
         let known_ends = END_TOKEN_TEXTS.iter().filter_map(|text| parts.tokenizer.token_to_id(text));
         let end_tokens =
@@ -186,7 +183,7 @@ impl Tokenizer {
             HfDecoding::Library => Decoding::Library,
         };
         Ok(Self {
-            model: Model::Hf(parts.tokenizer),
+            model: Model::Hf(Box::new(parts.tokenizer)),
             pieces: parts.pieces,
             texts: parts.texts,
             decoding,
@@ -206,7 +203,8 @@ impl Tokenizer {
     /// write it; EOS never, since the conversation goes on.
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<TokenId>, TextError> {
         let mut ids = self.encode(rendered, false)?;
-        if let (Model::Gguf(GgufTokenizer { add_bos: true, .. }), Some(bos)) = (&self.model, self.bos)
+        if let (Model::Gguf(tokenizer), Some(bos)) = (&self.model, self.bos)
+            && tokenizer.add_bos
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);

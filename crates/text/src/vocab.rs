@@ -63,14 +63,13 @@ pub enum TokenKind {
 impl TokenKind {
     fn from_gguf(value: i32) -> Result<Self, TextError> {
         Ok(match value {
-            1 => Self::Normal,
+            // Converters write 0 ("undefined") for tokens they could not classify.
+            0 | 1 => Self::Normal,
             2 => Self::Unknown,
             3 => Self::Control,
             4 => Self::UserDefined,
             5 => Self::Unused,
             6 => Self::Byte,
-            // Converters write 0 ("undefined") for tokens they could not classify.
-            0 => Self::Normal,
             other => return Err(TextError::InvalidVocab(format!("token type {other} is not one of 0 to 6"))),
         })
     }
@@ -235,7 +234,10 @@ mod tests {
             |v| v.eos_token_id = Some(2),
             "the vocabulary is not usable: eos_token_id is 2, but there are only 2 tokens",
         );
-        refused(|v| v.token_types = vec![1, 9], "the vocabulary is not usable: token type 9 is not one of 0 to 6");
+        refused(
+            |v| v.token_types = vec![1, 9],
+            "the vocabulary is not usable: token type 9 is not one of 0 to 6",
+        );
     }
 
     #[test]

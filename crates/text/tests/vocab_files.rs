@@ -40,12 +40,16 @@ fn load(folder: &Path, name: &str) -> Result<Tokenizer, TextError> {
 
 /// The texts and their ids, or `None` for a vocabulary that comes without.
 fn cases(folder: &Path, name: &str) -> Option<Vec<(String, Vec<u32>)>> {
-    let read = |ending: &str| std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{ending}")));
+    let read =
+        |ending: &str| std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{ending}")));
     let (texts, ids) = (read("inp").ok()?, read("out").ok()?);
     let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
     let lines: Vec<&str> = ids.lines().collect();
     // The last text is followed by a separator of its own, so one empty piece may remain.
-    assert!(texts.len() == lines.len() || texts.len() == lines.len() + 1, "{name}: texts and ids do not match");
+    assert!(
+        texts.len() == lines.len() || texts.len() == lines.len() + 1,
+        "{name}: texts and ids do not match"
+    );
     let parse = |line: &str| line.split_whitespace().map(|id| id.parse().expect("a token id")).collect();
     Some(texts.iter().zip(lines).map(|(text, line)| ((*text).to_owned(), parse(line))).collect())
 }

@@ -26,7 +26,7 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
         max_tokens: Some(DEFAULT_MAX_TOKENS),
         ..SamplingParams::default()
     };
-    let params = args.sampling.apply(defaults, args.engine.seed);
+    let params = args.sampling.apply(&defaults, args.engine.seed);
     params.validate(u32::MAX)?;
 
     let mut session = Session::open(args.model.as_deref(), &args.engine)?;
@@ -68,7 +68,9 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
         print_texts(&answers, out)?;
     }
     if args.verbose {
-        answers.iter().for_each(|answer| print_speed(answer, session.load_s));
+        for answer in &answers {
+            print_speed(answer, session.load_s);
+        }
     }
     Ok(())
 }

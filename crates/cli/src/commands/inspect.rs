@@ -368,7 +368,7 @@ mod tests {
         let short = metadata_json(&GgufValue::Array(GgufArray::String(vec!["a".to_owned()])));
         assert_eq!(metadata_text(&short), "string[1] \"a\"");
         assert_eq!(metadata_text(&json!("\u{1b}[31mred's\n")), "\\u{1b}[31mred's\\n");
-        assert_eq!(metadata_text(&metadata_json(&GgufValue::F32(1e-5))), "1e-5");
+        assert_eq!(metadata_text(&metadata_json(&GgufValue::F32(1e-5))), "0.00001");
         assert_eq!(metadata_text(&json!("x".repeat(100))).chars().count(), SHOWN_CHARS + 1);
     }
 }

@@ -21,6 +21,9 @@ use crate::table::{Align, Table};
 /// Lengths that are reported beside `--context` and the model's limit.
 const USUAL_CONTEXTS: [usize; 3] = [1024, 4096, 16_384];
 
+/// The engine has rows of logits for this many prompt tokens even where it runs fewer sequences.
+const MIN_LOGIT_ROWS: usize = 64;
+
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<()> {
     let opened = open_config(args.model.as_deref())?;
     let mut config = opened.config;
@@ -48,18 +51,21 @@ struct Device {
     free_bytes: u64,
     activation_bytes: usize,
     block_size: usize,
+    /// The most KV that the engine takes unasked.
+    kv_cap_bytes: Option<u64>,
 }
 
 impl Device {
     fn find(args: &PlanArgs) -> Result<Self> {
         let mut device = if args.device.eq_ignore_ascii_case("cpu") {
-            let info = CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?.device();
+            let info = CpuBackend::new(CpuOptions::default())?.device();
             Self {
                 description: info.description,
                 memory_bytes: info.total_bytes,
                 free_bytes: info.free_bytes,
                 activation_bytes: info.activation_bytes,
                 block_size: info.block_size,
+                kv_cap_bytes: info.kv_cap_bytes,
             }
         } else {
             let known = devices::find(&args.device).ok_or_else(|| {
@@ -79,10 +85,12 @@ impl Device {
                 free_bytes: known.1,
                 activation_bytes: 2,
                 block_size: 16,
+                kv_cap_bytes: None,
             }
         };
         if let Some(bytes) = args.device_memory {
             (device.memory_bytes, device.free_bytes) = (bytes, bytes);
+            device.kv_cap_bytes = None;
         }
         Ok(device)
     }
@@ -101,6 +109,8 @@ struct Report {
     usable_bytes: u64,
     weight_bytes: u64,
     workspace_bytes: u64,
+    /// More would fit, but is only taken when `--kv-cache-memory` asks for it: other programs use this memory too.
+    kv_is_capped: bool,
     kv_cache_bytes: u64,
     kv_cache_dtype: KvDtype,
     kv_bytes_per_token: u64,
@@ -142,7 +152,7 @@ fn calculate(
     let limits = StepLimits {
         max_tokens: engine.max_num_batched_tokens,
         max_seqs: engine.max_num_seqs,
-        max_logit_rows: engine.max_num_seqs,
+        max_logit_rows: engine.max_num_seqs.max(MIN_LOGIT_ROWS),
         max_samples: engine.max_num_seqs,
         max_model_len,
         vocab_size: config.vocab_size,
@@ -151,7 +161,8 @@ fn calculate(
     let spec = config.kv_spec(engine.kv_dtype, block_size);
     let usable_bytes = (device.free_bytes as f64 * args.gpu_memory_utilization) as u64;
     let workspace_bytes = Decoder::buffer_bytes(config, &limits, device.activation_bytes);
-    let kv_budget_bytes = usable_bytes.saturating_sub(weight_bytes).saturating_sub(workspace_bytes);
+    let left_bytes = usable_bytes.saturating_sub(weight_bytes).saturating_sub(workspace_bytes);
+    let kv_budget_bytes = left_bytes.min(device.kv_cap_bytes.unwrap_or(left_bytes));
     let request = MemoryRequest {
         device: device.description.clone(),
         total_bytes: device.memory_bytes,
@@ -186,6 +197,7 @@ fn calculate(
         usable_bytes,
         weight_bytes,
         workspace_bytes,
+        kv_is_capped: kv_budget_bytes < left_bytes,
         kv_cache_bytes: plan.as_ref().map_or(0, |plan| plan.kv_bytes),
         kv_cache_dtype: engine.kv_dtype,
         kv_bytes_per_token: spec.bytes_per_token() as u64,
@@ -241,7 +253,8 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
     let share =
         format!("{:.0} % of {}", report.gpu_memory_utilization * 100.0, show(report.device_memory_bytes));
     let step = format!("{} tokens, {} sequences a step", report.max_num_batched_tokens, report.max_num_seqs);
-    let kv = format!("{} blocks of {} tokens", grouped(report.num_blocks as u64), report.block_size);
+    let capped = if report.kv_is_capped { "; --kv-cache-memory takes more" } else { "" };
+    let kv = format!("{} blocks of {} tokens{capped}", grouped(report.num_blocks as u64), report.block_size);
     let token = format!("{:?}, {} bytes", report.kv_cache_dtype, grouped(report.kv_bytes_per_token));
     table.row(["usable", &show(report.usable_bytes), &share]);
     table.row(["weights", &show(report.weight_bytes), ""]);

@@ -11,10 +11,10 @@ use minijinja::{Error, ErrorKind};
 
 /// Bytes that may be made, and items that may be looked at, in one rendering. A conversation that fills the longest
 /// context windows in use needs a few per cent of it.
-const MAX_WORK: u64 = 256 << 20;
+const MAX_WORK: u64 = 128 << 20;
 /// The assumed size of a sequence that cannot tell its length.
 const UNKNOWN_LENGTH: u64 = 100_000;
-/// What one item of a new list costs, in bytes.
+/// What one item of a list costs, or one small piece of text, in bytes: it takes the time of copying about so many.
 pub(super) const ITEM_BYTES: u64 = 32;
 
 thread_local! {
@@ -74,7 +74,7 @@ pub(super) fn charge_length(value: &Value) -> Result<(), Error> {
 /// Charges for looking at a value and everything in it; gives how much that was. A container that is reachable on
 /// many ways counts as often: that is also what comparing or printing it costs.
 pub(super) fn charge_deep(value: &Value) -> Result<u64, Error> {
-    let own = 1 + length(value) / 16;
+    let own = ITEM_BYTES + length(value) / 16;
     charge(own)?;
     let mut total = own;
     match value.kind() {
@@ -85,6 +85,8 @@ pub(super) fn charge_deep(value: &Value) -> Result<u64, Error> {
         }
         ValueKind::Map => {
             for key in value.try_iter()? {
+                // Finding an entry takes longer than going to the next item.
+                charge(4 * ITEM_BYTES)?;
                 let item = value.get_item(&key)?;
                 total += charge_deep(&key)? + charge_deep(&item)?;
             }
@@ -104,7 +106,7 @@ pub(super) struct ChargedText(pub(super) String);
 
 impl fmt::Write for ChargedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        charge(text.len() as u64).map_err(|_| fmt::Error)?;
+        charge(ITEM_BYTES + text.len() as u64).map_err(|_| fmt::Error)?;
         self.0.push_str(text);
         Ok(())
     }

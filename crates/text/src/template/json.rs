@@ -21,6 +21,7 @@ struct Writer {
 }
 
 /// `value | tojson(indent=…, separators=(…, …), sort_keys=…, ensure_ascii=…)`.
+#[allow(clippy::needless_pass_by_value)] // The template engine hands keyword arguments over by value.
 pub(super) fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
@@ -121,7 +122,9 @@ impl Writer {
                 }
                 self.end(empty, depth, "}")
             }
-            other => Err(Error::new(ErrorKind::BadSerialization, format!("a {other} cannot be written as JSON"))),
+            other => {
+                Err(Error::new(ErrorKind::BadSerialization, format!("a {other} cannot be written as JSON")))
+            }
         }
     }
 

@@ -65,7 +65,9 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, TextError> + Send) -
             .name("chat-template".to_owned())
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, work)
-            .map_err(|error| TextError::TemplateRender(format!("no thread could be started for it: {error}")))?;
+            .map_err(|error| {
+                TextError::TemplateRender(format!("no thread could be started for it: {error}"))
+            })?;
         thread.join().unwrap_or_else(|_| {
             Err(TextError::TemplateRender("the template engine gave up on it".to_owned()))
         })
@@ -117,7 +119,9 @@ fn check_tag_length(source: &str) -> Result<(), TextError> {
         let tag = &rest[open..];
         let close = tag.find("%}").into_iter().chain(tag.find("}}")).min().unwrap_or(tag.len());
         if (tag.starts_with("{%") || tag.starts_with("{{")) && close > MAX_TAG_BYTES {
-            return Err(TextError::TemplateLimit(format!("one of its tags is longer than {MAX_TAG_BYTES} bytes")));
+            return Err(TextError::TemplateLimit(format!(
+                "one of its tags is longer than {MAX_TAG_BYTES} bytes"
+            )));
         }
         rest = &tag[1..];
     }
@@ -145,7 +149,8 @@ impl ChatTemplate {
 
     fn compile(source: &str) -> Result<Environment<'static>, TextError> {
         let invalid = |error: Error| TextError::TemplateSyntax(describe(&error));
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(invalid)?;
+        let syntax =
+            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(invalid)?;
         let parsed = machinery::parse(source, NAME, syntax).map_err(invalid)?;
         let rewritten = rewrite::Rewritten::from_ast(&parsed).map_err(TextError::TemplateSyntax)?;
         let mut environment = python::environment();
@@ -153,7 +158,10 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         let constants = rewritten.constants;
         environment.add_function("__baton_constant", move |index: usize| -> Result<Value, Error> {
-            constants.get(index).cloned().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "no such constant"))
+            constants
+                .get(index)
+                .cloned()
+                .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "no such constant"))
         });
         environment.add_template_owned(NAME, rewritten.source).map_err(invalid)?;
         Ok(environment)
@@ -179,7 +187,11 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    fn context(&self, messages: &[serde_json::Value], options: &RenderOptions) -> Map<String, serde_json::Value> {
+    fn context(
+        &self,
+        messages: &[serde_json::Value],
+        options: &RenderOptions,
+    ) -> Map<String, serde_json::Value> {
         let mut context = Map::new();
         let mut set = |name: &str, value: serde_json::Value| context.insert(name.to_owned(), value);
         set("messages", messages.into());
@@ -195,17 +207,22 @@ impl ChatTemplate {
         context
     }
 
-    fn render_here(&self, context: Map<String, serde_json::Value>, seconds: i64) -> Result<String, TextError> {
+    fn render_here(
+        &self,
+        context: Map<String, serde_json::Value>,
+        seconds: i64,
+    ) -> Result<String, TextError> {
         budget::reset();
         let mut environment = self.environment.clone();
         environment.add_function("strftime_now", move |format: &str| {
             clock::strftime(seconds, format).map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
-        let template = environment
-            .get_template(NAME)
-            .map_err(|error| TextError::TemplateRender(describe(&error)))?;
+        let template =
+            environment.get_template(NAME).map_err(|error| TextError::TemplateRender(describe(&error)))?;
         let mut output = BoundedOutput::default();
-        let result = template.render_captured_to(json::to_value(serde_json::Value::Object(context)), &mut output).map(|_| ());
+        let result = template
+            .render_captured_to(json::to_value(serde_json::Value::Object(context)), &mut output)
+            .map(|_| ());
         match result {
             Ok(()) => String::from_utf8(output.bytes)
                 .map_err(|_| TextError::TemplateRender("it gave bytes that are no text".to_owned())),
@@ -264,7 +281,8 @@ fn cut_after_final_message(rendered: &mut String, messages: &[serde_json::Value]
     })?;
     let start = rendered.rfind(text).ok_or_else(|| {
         TextError::TemplateRefused(
-            "the template changes the last message, so that it cannot be continued (continue_final_message)".to_owned(),
+            "the template changes the last message, so that it cannot be continued (continue_final_message)"
+                .to_owned(),
         )
     })?;
     rendered.truncate(start + text.len());

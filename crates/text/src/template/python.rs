@@ -120,8 +120,13 @@ fn add_sized_filters(environment: &mut Environment<'_>) {
         environment.add_filter(name, move |state: &mut State, arguments: Rest<ValueOrKwargs>| {
             let arguments = arguments.into_values();
             check_counts(&arguments)?;
-            let lines = arguments.first().and_then(Value::as_str).map_or(1, |text| text.lines().count() as u64);
-            budget::charge(lines.saturating_mul(if name == "indent" { MAX_COUNT_ARGUMENT as u64 / 100 } else { 1 }))?;
+            let lines =
+                arguments.first().and_then(Value::as_str).map_or(1, |text| text.lines().count() as u64);
+            budget::charge(lines.saturating_mul(if name == "indent" {
+                MAX_COUNT_ARGUMENT as u64 / 100
+            } else {
+                1
+            }))?;
             charge(Cost::List, &arguments)?;
             budget::charge(MAX_COUNT_ARGUMENT as u64)?;
             function.call(state, &arguments)
@@ -135,9 +140,9 @@ fn add_sized_filters(environment: &mut Environment<'_>) {
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("format", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
         let arguments = arguments.into_values();
-        charge(Cost::Deep, &arguments)?;
         let pattern = arguments.first().and_then(Value::as_str).unwrap_or_default();
         check_percent_format(pattern)?;
+        charge_fields(pattern.matches('%').count(), &arguments)?;
         Value::from_function(filters::format).call(state, &arguments)
     });
 }
@@ -178,18 +183,25 @@ fn check_brace_format(pattern: &str) -> Result<(), Error> {
             '{' if in_field => in_field = false,
             '{' => in_field = true,
             '}' => in_field = false,
-            ':' | '!' if in_field => return Err(invalid("format specifications are not supported in str.format")),
+            ':' | '!' if in_field => {
+                return Err(invalid("format specifications are not supported in str.format"));
+            }
             _ => {}
         }
     }
     Ok(())
 }
 
-fn join_filter(
-    value: &Value,
-    separator: Option<&Value>,
-    attribute: Option<&str>,
-) -> Result<String, Error> {
+/// Every field of a format may print every argument.
+fn charge_fields(fields: usize, arguments: &[Value]) -> Result<(), Error> {
+    for argument in arguments {
+        let size = budget::to_text(argument)?.len() as u64;
+        budget::charge(size.saturating_mul(fields as u64))?;
+    }
+    Ok(())
+}
+
+fn join_filter(value: &Value, separator: Option<&Value>, attribute: Option<&str>) -> Result<String, Error> {
     let separator = separator.map(budget::to_text).transpose()?.unwrap_or_default();
     join(&separator, value, attribute)
 }
@@ -288,7 +300,9 @@ fn add(operands: Rest<Value>) -> Result<Value, Error> {
 fn add_two(left: &Value, right: &Value) -> Result<Value, Error> {
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     if is_list(left) && is_list(right) {
-        budget::charge(budget::length(left).saturating_add(budget::length(right)).saturating_mul(ITEM_BYTES))?;
+        budget::charge(
+            budget::length(left).saturating_add(budget::length(right)).saturating_mul(ITEM_BYTES),
+        )?;
         let mut items: Vec<Value> = left.try_iter()?.collect();
         items.extend(right.try_iter()?);
         return Ok(Value::from(items));
@@ -300,6 +314,7 @@ fn add_two(left: &Value, right: &Value) -> Result<Value, Error> {
 }
 
 /// `~`: every operand is printed.
+#[allow(clippy::needless_pass_by_value)] // The template engine hands arguments over by value.
 fn concat(operands: Rest<Value>) -> Result<Value, Error> {
     concat_texts(&operands)
 }
@@ -323,7 +338,9 @@ fn multiply_two(left: &Value, right: &Value) -> Result<Value, Error> {
         (ValueKind::Number, ValueKind::String | ValueKind::Seq | ValueKind::Iterable) => (right, left),
         _ => return numbers(left, right, "*", i128::checked_mul, |a, b| a * b),
     };
-    let count = count.as_i64().ok_or_else(|| invalid("a text or list can only be repeated a whole number of times"))?;
+    let count = count
+        .as_i64()
+        .ok_or_else(|| invalid("a text or list can only be repeated a whole number of times"))?;
     let count = usize::try_from(count).unwrap_or(0);
     let size = budget::length(value).saturating_mul(count as u64);
     if let Some(text) = value.as_str() {
@@ -388,11 +405,7 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
         }
         "format" => {
             check_brace_format(text)?;
-            let fields = text.matches('{').count() as u64;
-            for argument in arguments {
-                let size = budget::to_text(argument)?.len() as u64;
-                budget::charge(size.saturating_mul(fields))?;
-            }
+            charge_fields(text.matches('{').count(), arguments)?;
             unknown_method_callback(state, value, name, arguments)
         }
         "split" | "splitlines" => {
@@ -409,7 +422,8 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
         }
         "removeprefix" | "removesuffix" => {
             let (affix,): (&str,) = from_args(arguments)?;
-            let rest = if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
+            let rest =
+                if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             Ok(Value::from(rest.unwrap_or(text)))
         }
         "partition" | "rpartition" => {
@@ -444,6 +458,14 @@ pub(super) fn environment() -> Environment<'static> {
     environment.add_function("__baton_add", add);
     environment.add_function("__baton_concat", concat);
     environment.add_function("__baton_multiply", multiply);
+    environment.add_filter("__baton_iterate", |value: Value| -> Result<Value, Error> {
+        // As in Python; the engine itself takes none for an empty list.
+        if value.is_none() {
+            return Err(invalid("none cannot be iterated over"));
+        }
+        budget::charge_length(&value)?;
+        Ok(value)
+    });
     environment.add_filter("__baton_touch", |value: Value| budget::charge_length(&value).map(|()| value));
     environment.add_filter("__baton_touch_text", |value: Value| -> Result<Value, Error> {
         if value.kind() == ValueKind::String {

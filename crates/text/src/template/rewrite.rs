@@ -129,7 +129,7 @@ impl Rewritten {
         self.put("{% for ");
         self.target(&node.target)?;
         self.put(" in ");
-        self.charged(&node.iter, "touch")?;
+        self.charged(&node.iter, "iterate")?;
         if let Some(condition) = &node.filter_expr {
             self.put(" if ");
             self.expression(condition)?;
@@ -175,7 +175,8 @@ impl Rewritten {
         for (index, argument) in node.args.iter().enumerate() {
             self.put(if index > 0 { ", " } else { "" });
             self.target(argument)?;
-            if let Some(default) = index.checked_sub(first_default).and_then(|index| node.defaults.get(index)) {
+            if let Some(default) = index.checked_sub(first_default).and_then(|index| node.defaults.get(index))
+            {
                 self.put("=");
                 self.expression(default)?;
             }

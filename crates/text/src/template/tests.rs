@@ -7,7 +7,8 @@ use serde_json::json;
 use super::*;
 
 fn render(source: &str) -> Result<String, TextError> {
-    let messages = [json!({"role": "user", "content": "Hi <b>&'\"é"}), json!({"role": "assistant", "content": "Yo"})];
+    let messages =
+        [json!({"role": "user", "content": "Hi <b>&'\"é"}), json!({"role": "assistant", "content": "Yo"})];
     let options = RenderOptions {
         tools: Some(json!([{"z": 1, "a": [1.0, null, true]}])),
         now: Some(UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
@@ -28,25 +29,49 @@ fn blocks_are_trimmed_as_in_transformers() {
 
 #[test]
 fn operators() {
-    check("{{ 'a' + 'b' + 'c' }}{{ 1 + 2 * 3 - 4 }}{{ 'x' * 3 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 5 }}{{ 7 / 2 }}", "abc3xxx33323.5");
+    check(
+        "{{ 'a' + 'b' + 'c' }}{{ 1 + 2 * 3 - 4 }}{{ 'x' * 3 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 5 }}{{ 7 / 2 }}",
+        "abc3xxx33323.5",
+    );
     check("{{ 'n' ~ 1 ~ none ~ true ~ [1, 'a'] }}", "n1NoneTrue[1, 'a']");
     check("{{ ([1] + [2, 3])|length }}{{ [0] * 3 }}{{ 1 + 0.5 }}{{ true + 1 }}", "3[0, 0, 0]1.52");
     check("{{ 'a' in 'abc' and not 'z' in ['a'] and 1 < 2 <= 2 and 'q' not in {'a': 1} }}", "True");
     check("{{ 'yes' if messages is defined else 'no' }}{{ 'no' if nothing }}", "yes");
     check("{{ -3 }}{{ (-3)|abs }}{{ not true }}", "-33False");
-    check("{{ (1, 2)[1] }}{{ () }}{{ {'a': 1}['a'] }}{{ 'abc'[1] }}{{ 'abcd'[1:3] }}{{ [1,2,3][::-1] }}{{ 'abc'[-1] }}", "2()1bbc[3, 2, 1]c");
+    check(
+        "{{ (1, 2)[1] }}{{ () }}{{ {'a': 1}['a'] }}{{ 'abc'[1] }}{{ 'abcd'[1:3] }}{{ [1,2,3][::-1] }}{{ 'abc'[-1] }}",
+        "2()1bbc[3, 2, 1]c",
+    );
 }
 
 #[test]
 fn statements() {
-    check("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}", "3");
-    check("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% if not loop.last %},{% endif %}{% endfor %}", "a1,b2");
-    check("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "023");
-    check("{% for x in [] %}{{ x }}{% else %}none{% endfor %}{% for x in [1,2,3] if x != 2 %}{{ x }}{% endfor %}", "none13");
+    check(
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}",
+        "3",
+    );
+    check(
+        "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% if not loop.last %},{% endif %}{% endfor %}",
+        "a1,b2",
+    );
+    check(
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+        "023",
+    );
+    check(
+        "{% for x in [] %}{{ x }}{% else %}none{% endfor %}{% for x in [1,2,3] if x != 2 %}{{ x }}{% endfor %}",
+        "none13",
+    );
     check("{% macro f(a, b='B') %}{{ a }}{{ b }}{% endmacro %}{{ f('A') }}{{ f('x', b='y') }}", "ABxy");
     check("{% macro f() %}<{{ caller() }}>{% endmacro %}{% call f() %}in{% endcall %}", "<in>");
-    check("{% set x %}a{{ 1 }}{% endset %}{{ x|upper }}{% set a, b = 1, 2 %}{{ b }}{% with q = 5 %}{{ q }}{% endwith %}", "A125");
-    check("{% filter upper %}ab{% endfilter %}{% generation %}g{% endgeneration %}{# no #}{% raw %}{{ }}{% endraw %}", "ABg{{ }}");
+    check(
+        "{% set x %}a{{ 1 }}{% endset %}{{ x|upper }}{% set a, b = 1, 2 %}{{ b }}{% with q = 5 %}{{ q }}{% endwith %}",
+        "A125",
+    );
+    check(
+        "{% filter upper %}ab{% endfilter %}{% generation %}g{% endgeneration %}{# no #}{% raw %}{{ }}{% endraw %}",
+        "ABg{{ }}",
+    );
     check("{% if false %}1{% elif true %}2{% else %}3{% endif %}", "2");
 }
 
@@ -55,21 +80,45 @@ fn json_is_pythons() {
     check("{{ tools|tojson }}", r#"[{"z": 1, "a": [1.0, null, true]}]"#);
     check("{{ messages[0].content|tojson }}", r#""Hi <b>&'\"é""#);
     check("{{ messages[0].content|tojson(ensure_ascii=true) }}", r#""Hi <b>&'\"\u00e9""#);
-    check("{{ {'b': [1, 2], 'a': {}}|tojson(indent=2) }}", "{\n  \"b\": [\n    1,\n    2\n  ],\n  \"a\": {}\n}");
+    check(
+        "{{ {'b': [1, 2], 'a': {}}|tojson(indent=2) }}",
+        "{\n  \"b\": [\n    1,\n    2\n  ],\n  \"a\": {}\n}",
+    );
     check("{{ {'b': 1, 'a': 2}|tojson(sort_keys=true, separators=(',', ':')) }}", r#"{"a":2,"b":1}"#);
 }
 
 #[test]
 fn methods_and_filters() {
-    check("{{ ' a '.strip() }}{{ 'a-b'.split('-')[-1] }}{{ 'aXa'.replace('X', 'yy') }}{{ 'ab'.startswith('a') }}", "abayyaTrue");
-    check("{{ ', '.join(['a', 'b']) }}{{ ['a', 'b']|join('+') }}{{ 'x={}'.format(1) }}{{ 'ab'.title() }}", "a, ba+bx=1Ab");
-    check("{{ 'pre-x'.removeprefix('pre-') }}{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a=b'.partition('=')[2] }}", "x['a.b', 'c']b");
-    check("{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages|map(attribute='role')|join(',') }}", "1user,assistant");
-    check("{{ nothing|default('d') }}{{ ''|default('e', true) }}{{ 'aXb'|replace('X', '-') }}{{ 3.7|int }}{{ ' x '|trim }}", "dea-b3x");
-    check("{{ {'b': 1}.get('c', 'dflt') }}{{ {'b': 1}.get('c') }}{{ [3, 1, 2]|sort }}{{ 'ab'|first }}{{ 'a\nb'|indent(2) }}", "dfltNone[1, 2, 3]aa\n  b");
+    check(
+        "{{ ' a '.strip() }}{{ 'a-b'.split('-')[-1] }}{{ 'aXa'.replace('X', 'yy') }}{{ 'ab'.startswith('a') }}",
+        "abayyaTrue",
+    );
+    check(
+        "{{ ', '.join(['a', 'b']) }}{{ ['a', 'b']|join('+') }}{{ 'x={}'.format(1) }}{{ 'ab'.title() }}",
+        "a, ba+bx=1Ab",
+    );
+    check(
+        "{{ 'pre-x'.removeprefix('pre-') }}{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a=b'.partition('=')[2] }}",
+        "x['a.b', 'c']b",
+    );
+    check(
+        "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages|map(attribute='role')|join(',') }}",
+        "1user,assistant",
+    );
+    check(
+        "{{ nothing|default('d') }}{{ ''|default('e', true) }}{{ 'aXb'|replace('X', '-') }}{{ 3.7|int }}{{ ' x '|trim }}",
+        "dea-b3x",
+    );
+    check(
+        "{{ {'b': 1}.get('c', 'dflt') }}{{ {'b': 1}.get('c') }}{{ [3, 1, 2]|sort }}{{ 'ab'|first }}{{ 'a\nb'|indent(2) }}",
+        "dfltNone[1, 2, 3]aa\n  b",
+    );
     check("{{ '%s=%d'|format('a', 3) }}{{ messages[0]['nope'] is defined }}{{ 'abc'|length }}", "a=3False3");
     check("{{ strftime_now('%d %b %Y') }}", "14 Nov 2023");
-    check("{{ 'a' is string }}{{ 'a' is sequence }}{{ messages is iterable }}{{ {} is mapping }}{{ 1 is number }}{{ 1 is string }}", "TrueTrueTrueTrueTrueFalse");
+    check(
+        "{{ 'a' is string }}{{ 'a' is sequence }}{{ messages is iterable }}{{ {} is mapping }}{{ 1 is number }}{{ 1 is string }}",
+        "TrueTrueTrueTrueTrueFalse",
+    );
 }
 
 #[test]
@@ -78,7 +127,14 @@ fn refusals_keep_their_message() {
     assert!(matches!(&error, TextError::TemplateRefused(message) if message == "no tools"), "{error}");
     let error = render("{{ nothing.field }}").expect_err("undefined");
     assert!(matches!(error, TextError::TemplateRender(_)), "{error}");
-    for source in ["{% if %}", "{% include 'x' %}", "{% import 'x' as y %}", "{{ __baton_add(1) }}", "{% endfor %}", "{{ 'a"] {
+    for source in [
+        "{% if %}",
+        "{% include 'x' %}",
+        "{% import 'x' as y %}",
+        "{{ __baton_add(1) }}",
+        "{% endfor %}",
+        "{{ 'a",
+    ] {
         let error = render(source).expect_err(source);
         assert!(matches!(error, TextError::TemplateSyntax(_)), "{source}: {error}");
     }
@@ -86,7 +142,8 @@ fn refusals_keep_their_message() {
 
 #[test]
 fn the_last_message_can_be_left_open() {
-    let template = ChatTemplate::new("{% for m in messages %}[{{ m.content }}]{% endfor %}", None, None).expect("valid");
+    let template =
+        ChatTemplate::new("{% for m in messages %}[{{ m.content }}]{% endfor %}", None, None).expect("valid");
     let messages = [json!({"role": "user", "content": "q"}), json!({"role": "assistant", "content": "so "})];
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
     assert_eq!(template.render(&messages, &options).expect("renders"), "[q][so");
@@ -97,7 +154,9 @@ fn the_last_message_can_be_left_open() {
 #[test]
 fn hostile_templates_end_quickly() {
     let doubling = |step: &str| {
-        format!("{{% set ns = namespace(x='aaaaaaaa', l=[1]) %}}{{% for i in range(1000) %}}{step}{{% endfor %}}{{{{ ns.x }}}}")
+        format!(
+            "{{% set ns = namespace(x='aaaaaaaa', l=[1]) %}}{{% for i in range(1000) %}}{step}{{% endfor %}}{{{{ ns.x }}}}"
+        )
     };
     let long_sum = format!("{{{{ 'a'{} }}}}", " + 'a'".repeat(5_000));
     let deep_list = "[".repeat(5_000) + &"]".repeat(5_000);
@@ -160,7 +219,9 @@ fn hostile_templates_end_quickly() {
 /// Values nested as deep as the fuel allows must print, compare and drop without exhausting the stack.
 #[test]
 fn deep_values_do_not_exhaust_the_stack() {
-    for step in ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "dict(a=ns.x)", "namespace(a=ns.x)", "[ns.x][0:]", "[ns.x]|list"] {
+    for step in
+        ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "dict(a=ns.x)", "namespace(a=ns.x)", "[ns.x][0:]", "[ns.x]|list"]
+    {
         for end in ["", "{{ ns.x }}", "{{ ns.x|tojson }}", "{{ ns.x == ns.x }}"] {
             let source = format!(
                 "{{% set ns = namespace(x=1) %}}{{% for j in range(50) %}}{{% for i in range(99999) %}}{{% set ns.x = {step} %}}{{% endfor %}}{{% endfor %}}{end}"

@@ -71,7 +71,8 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
     };
-    let text = |value: Value| if let Value::Text(text) = value { text } else { panic!("not a text: {value:?}") };
+    let text =
+        |value: Value| if let Value::Text(text) = value { text } else { panic!("not a text: {value:?}") };
     let tokens = array("ggml.tokens").into_iter().map(text).collect();
     let merges = array("ggml.merges").into_iter().map(text).collect();
     let token_types = array("ggml.token_type")

@@ -42,7 +42,7 @@ pub fn run(args: &ChatArgs, out: &mut dyn Write) -> Result<()> {
         ..SamplingParams::default()
     };
     let defaults = with_generation_defaults(defaults, &session.text.generation);
-    let params = args.sampling.apply(defaults, args.engine.seed);
+    let params = args.sampling.apply(&defaults, args.engine.seed);
     params.validate(session.engine.model_config().vocab_size as u32)?;
     if params.n != 1 || params.selects_at_end() {
         return Err(hinted("a chat has one answer a turn", "leave out -n, --best-of and --beam-search"));
