@@ -147,12 +147,12 @@ fn events(body: &str) -> Vec<Value> {
     events.into_iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
 }
 
-fn question(more: Value) -> Value {
+fn question(mut more: Value) -> Value {
     let mut body = json!({
         "model": "smollm2", "temperature": 0, "max_tokens": 24,
         "messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
     });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
     body
 }
 

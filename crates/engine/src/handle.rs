@@ -129,7 +129,9 @@ impl Loop {
                 }
             }
             // Whoever sees an output sees figures that count it.
-            self.engine.notes.steps.iter().for_each(|step| self.observer.step(step));
+            for step in &self.engine.notes.steps {
+                self.observer.step(step);
+            }
             self.engine.notes.pulse.publish(self.engine.stats());
             for output in outputs {
                 self.deliver(output);
@@ -141,7 +143,9 @@ impl Loop {
 
     /// Sleeps only while there is nothing to do. False when the loop should end.
     fn take_commands(&mut self) -> bool {
-        if !self.engine.has_unfinished() {
+        if self.engine.has_unfinished() {
+            self.engine.notes.enter(Phase::Commands);
+        } else {
             if self.draining {
                 return false;
             }
@@ -156,8 +160,6 @@ impl Loop {
                 }
                 Err(_) => return false,
             }
-        } else {
-            self.engine.notes.enter(Phase::Commands);
         }
         loop {
             match self.commands.try_recv() {

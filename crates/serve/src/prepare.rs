@@ -159,14 +159,12 @@ fn join_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
     for (index, part) in parts.iter().enumerate() {
         let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
         let text = part.as_str().or_else(|| part.get("text").and_then(Value::as_str));
-        match (kind, text) {
-            ("text" | "input_text" | "output_text", Some(text)) => texts.push(text),
-            _ => {
-                let param = format!("{path}[{index}]");
-                let message = format!("{param} is not a text; this model takes texts only");
-                return Err(ApiError::invalid_field(param, message));
-            }
-        }
+        let (true, Some(text)) = (["text", "input_text", "output_text"].contains(&kind), text) else {
+            let param = format!("{path}[{index}]");
+            let message = format!("{param} is not a text; this model takes texts only");
+            return Err(ApiError::invalid_field(param, message));
+        };
+        texts.push(text);
     }
     Ok(texts.join("\n"))
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-fn chat(more: Value) -> Value {
+fn chat(mut more: Value) -> Value {
     let mut body = json!({
         "model": MODEL,
         "messages": [{"role": "user", "content": "Hello"}],
@@ -18,13 +18,13 @@ fn chat(more: Value) -> Value {
         "max_tokens": 12,
         "ignore_eos": true,
     });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
     body
 }
 
-fn completion(more: Value) -> Value {
+fn completion(mut more: Value) -> Value {
     let mut body = json!({"prompt": "Hello", "temperature": 0, "max_tokens": 8, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
     body
 }
 

@@ -145,7 +145,9 @@ impl Metrics {
             (&self.inference_time, seconds(times.started, times.last_token)),
         ];
         for (histogram, value) in spans {
-            value.into_iter().for_each(|value| histogram.observe(value));
+            if let Some(value) = value {
+                histogram.observe(value);
+            }
         }
         if let Some(decode) = seconds(times.first_token, times.last_token)
             && end.max_generation_tokens > 1
@@ -213,14 +215,11 @@ impl Observer for EngineObserver {
     fn output(&mut self, report: &OutputReport) {
         let metrics = &*self.metrics;
         metrics.generation_tokens.fetch_add(report.num_tokens as u64, Ordering::Relaxed);
-        match report.since_last {
-            Some(gap) => {
-                metrics.inter_token_latency.observe_many(gap.as_secs_f64(), report.num_sequences as u64)
-            }
-            None => {
-                metrics.prompt_tokens.fetch_add(report.num_prompt_tokens as u64, Ordering::Relaxed);
-                metrics.time_to_first_token.observe(report.since_submitted.as_secs_f64());
-            }
+        if let Some(gap) = report.since_last {
+            metrics.inter_token_latency.observe_many(gap.as_secs_f64(), report.num_sequences as u64);
+        } else {
+            metrics.prompt_tokens.fetch_add(report.num_prompt_tokens as u64, Ordering::Relaxed);
+            metrics.time_to_first_token.observe(report.since_submitted.as_secs_f64());
         }
     }
 }

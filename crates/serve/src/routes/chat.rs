@@ -188,10 +188,8 @@ impl Answer {
 
     fn push_update(&self, update: Update, out: &mut Events) {
         let shows_tokens = self.top_logprobs.is_some() || self.show.token_ids;
-        if update.text.is_empty()
-            && update.finish_reason.is_none()
-            && !(shows_tokens && !update.token_ids.is_empty())
-        {
+        let new_tokens = shows_tokens && !update.token_ids.is_empty();
+        if !new_tokens && update.text.is_empty() && update.finish_reason.is_none() {
             return;
         }
         let logprobs = self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, self.names()));
