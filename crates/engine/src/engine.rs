@@ -77,10 +77,19 @@ impl Engine {
         };
         let block_size = config.block_size.unwrap_or(backend.device().block_size);
         let kv_spec = model.kv_spec(config.kv_dtype, block_size);
-        let decoder = Decoder::load(&model, &*files.weights()?, &mut *backend, &limits, progress)?;
-
+        let weights = files.weights()?;
         let device = backend.device();
         let workspace_bytes = Decoder::buffer_bytes(&model, &limits, device.activation_bytes);
+        // Said at once, not after minutes of loading.
+        let needed_bytes = weights.total_bytes().saturating_add(workspace_bytes);
+        if needed_bytes > device.free_bytes {
+            let what = "the model with its workspace".to_owned();
+            return Err(
+                BackendError::OutOfMemory { what, needed_bytes, free_bytes: device.free_bytes }.into()
+            );
+        }
+        let decoder = Decoder::load(&model, &*weights, &mut *backend, &limits, progress)?;
+        let device = backend.device();
         let memory = MemoryPlan::new(
             &MemoryRequest {
                 device: device.description.clone(),

@@ -246,6 +246,10 @@ fn bad_requests_and_settings_are_named() {
         Engine::new(&files, reference(), &config, &mut |_| {}).expect_err("must be refused").to_string()
     };
     let base = small_config(&golden);
+    let small = Box::new(baton_backend::ReferenceBackend::with_memory(1000));
+    let large =
+        Engine::new(&files, small, &base, &mut |_| panic!("nothing is loaded")).expect_err("too large");
+    assert!(large.to_string().starts_with("the model with its workspace needs"), "{large}");
     let long = refused(EngineConfig { max_model_len: Some(1_000_000), ..base.clone() });
     assert!(long.contains("96"), "{long}");
     let tiny = refused(EngineConfig { kv_cache_memory: Some(1), ..base.clone() });

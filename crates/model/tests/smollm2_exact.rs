@@ -4,6 +4,7 @@
 //!
 //! `cargo xtask test` fetches the model and names it in `BATON_TEST_MODEL`.
 
+#[allow(dead_code)] // this file uses a part of it
 mod harness;
 
 use std::path::{Path, PathBuf};
