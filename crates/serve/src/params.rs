@@ -10,6 +10,9 @@ use crate::types::common::SamplingFields;
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_BIASES: usize = 1024;
+/// Every sampled token is compared with all of them, on the engine's thread.
+const MAX_STOP_TOKENS: usize = 1024;
+const MAX_SALT_BYTES: usize = 1024;
 
 /// What the APIs name differently.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,6 +78,14 @@ pub fn sampling_params(
                 format!("{name} must be at most {limit} (--max-logprobs)"),
             ));
         }
+    }
+    if fields.stop_token_ids.as_ref().is_some_and(|tokens| tokens.len() > MAX_STOP_TOKENS) {
+        let message = format!("stop_token_ids may hold {MAX_STOP_TOKENS} tokens");
+        return Err(ApiError::invalid_field("stop_token_ids", message));
+    }
+    if fields.cache_salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > MAX_SALT_BYTES) {
+        let message = format!("cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes");
+        return Err(ApiError::invalid_field("cache_salt", message));
     }
     let beam = fields.use_beam_search.unwrap_or(false).then(|| BeamParams {
         length_penalty: fields.length_penalty.unwrap_or(BeamParams::default().length_penalty),

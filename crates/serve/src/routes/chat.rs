@@ -37,7 +37,7 @@ pub async fn create(
     check_model(&app, fields.model.as_deref())?;
     check_supported(&chat)?;
     let show = Show::new(&fields)?;
-    let top_logprobs = top_logprobs(&chat)?;
+    let top_logprobs = top_logprobs(&app, &chat)?;
     let api = ApiFields {
         max_tokens: chat.max_completion_tokens.or(fields.max_tokens),
         logprobs: top_logprobs,
@@ -104,7 +104,12 @@ fn check_supported(chat: &ChatFields) -> Result<(), ApiError> {
 }
 
 /// How many alternatives to report; `None` for no log-probabilities.
-fn top_logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {
+fn top_logprobs(app: &App, chat: &ChatFields) -> Result<Option<u32>, ApiError> {
+    let limit = app.config.max_logprobs;
+    if chat.top_logprobs.is_some_and(|top| top > limit) {
+        let message = format!("top_logprobs must be at most {limit} (--max-logprobs)");
+        return Err(ApiError::invalid_field("top_logprobs", message));
+    }
     match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
         (false, Some(top)) if top > 0 => {
             Err(ApiError::invalid_field("top_logprobs", "top_logprobs needs logprobs to be true"))
