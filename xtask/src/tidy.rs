@@ -14,7 +14,8 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("model", &["core", "backend"]),
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
-    ("cli", &["core", "kv", "sched", "backend", "cpu", "model", "engine", "text"]),
+    ("serve", &["core", "engine", "text"]),
+    ("cli", &["core", "kv", "sched", "backend", "cpu", "model", "engine", "text", "serve"]),
     ("sim", &["core", "kv", "sched", "backend", "model", "engine"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.

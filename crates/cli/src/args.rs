@@ -7,10 +7,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::engine_args::EngineArgs;
 use crate::sampling_args::SamplingArgs;
+use crate::serve_args::{SERVE_EXAMPLES, ServeArgs};
 use crate::size::parse_size;
 
 const TOP_EXAMPLES: &str = "\
 Examples:
+  baton serve                                 an OpenAI-compatible server on port 8000
   baton chat                                  talk to the default model (fetched on first use)
   baton complete -p \"The capital of France is\"
   baton plan ./Llama-3.1-8B --device h100     what fits into memory
@@ -80,6 +82,9 @@ pub enum Command {
     /// Talk to a model
     #[command(after_help = CHAT_EXAMPLES)]
     Chat(ChatArgs),
+    /// Serve a model over HTTP, with the API of OpenAI
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(Box<ServeArgs>),
     /// Print the completion script of a shell
     #[command(
         after_help = "Example:\n  baton completions bash > ~/.local/share/bash-completion/completions/baton"

@@ -39,6 +39,9 @@ pub struct EngineArgs {
     /// Tokens in one step; long prompts are cut into chunks of this
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
+    /// Requests that may wait for their first step; more are turned away
+    #[arg(long, value_name = "N")]
+    pub max_num_queued_reqs: Option<usize>,
     /// Under `priority` the request with the lowest --priority runs first
     #[arg(long, value_name = "POLICY", default_value = "fcfs")]
     pub scheduling_policy: PolicyArg,
@@ -158,7 +161,7 @@ impl EngineArgs {
             },
             deterministic: self.deterministic,
             seed: self.seed.unwrap_or(defaults.seed),
-            ..defaults
+            max_num_queued_reqs: self.max_num_queued_reqs.unwrap_or(defaults.max_num_queued_reqs),
         }
     }
 

@@ -66,11 +66,15 @@ pub fn one_line(text: &str) -> String {
 /// Chat templates come with models and run on a thread of this name; `text` makes an error of whatever happens there.
 const CONTAINED_THREAD: &str = "chat-template";
 
-/// A panic is a defect of Baton. Say so in one line, without a backtrace, and end the process whichever thread it
-/// was: a half-dead engine helps nobody.
+/// The server's threads: a panic there is one request's failure, which `baton-serve` answers with a 500.
+pub const CONTAINED_HTTP_THREAD: &str = "baton-http";
+
+/// A panic is a defect of Baton. Say so in one line, without a backtrace, and end the process unless the panic is
+/// contained where it happened: a half-dead engine helps nobody.
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|panic| {
-        if std::thread::current().name() == Some(CONTAINED_THREAD) {
+        let thread = std::thread::current();
+        if thread.name() == Some(CONTAINED_THREAD) {
             return;
         }
         let cause = panic
@@ -84,7 +88,9 @@ pub fn install_panic_hook() {
             "error: internal: {}{place}; this is a defect of baton, please report it",
             one_line(&cause)
         );
-        std::process::exit(101);
+        if thread.name() != Some(CONTAINED_HTTP_THREAD) {
+            std::process::exit(101);
+        }
     }));
 }
 

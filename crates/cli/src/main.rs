@@ -19,6 +19,7 @@ mod model_path;
 mod progress;
 mod report;
 mod sampling_args;
+mod serve_args;
 mod session;
 mod size;
 mod table;
@@ -55,6 +56,7 @@ fn run(command_line: Command) -> Result<()> {
         Command::Plan(args) => commands::plan::run(&args, &mut out)?,
         Command::Complete(args) => commands::complete::run(&args, &mut out)?,
         Command::Chat(args) => commands::chat::run(&args, &mut out)?,
+        Command::Serve(args) => commands::serve::run(&args, &mut out)?,
     }
     out.flush()?;
     Ok(())

@@ -136,6 +136,11 @@ impl TextModel {
         })
     }
 
+    /// Tokenizer, chat template and end tokens, for the server.
+    pub fn into_parts(self) -> (Option<Arc<Tokenizer>>, Option<ChatTemplate>, Arc<[TokenId]>) {
+        (self.tokenizer, self.template, self.eos_token_ids)
+    }
+
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }

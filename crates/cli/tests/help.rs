@@ -4,7 +4,7 @@ mod common;
 
 use common::Baton;
 
-const COMMANDS: [&str; 7] = ["pull", "inspect", "plan", "complete", "chat", "completions", "man"];
+const COMMANDS: [&str; 8] = ["pull", "inspect", "plan", "complete", "chat", "serve", "completions", "man"];
 
 #[test]
 fn help_lists_every_command_with_examples() {

@@ -11,6 +11,7 @@ use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler};
 use serde::Serialize;
 
 use crate::handle::EngineHandle;
+use crate::observe::{Observer, Phase, StepNotes};
 use crate::runner::{Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
@@ -33,6 +34,7 @@ pub struct Engine {
     next_request_id: u64,
     num_steps: u64,
     last_failure: Option<String>,
+    pub(crate) notes: StepNotes,
 }
 
 /// What the engine is doing, for metrics and `/stats`.
@@ -130,7 +132,9 @@ impl Engine {
         )?;
         let runner =
             Runner::new(block_size, model.attention_kinds(), model.eos_token_ids.clone(), config.seed);
+        let stats = EngineStats { num_steps: 0, scheduler: scheduler.stats(), last_failure: None };
         Ok(Self {
+            notes: StepNotes::new(stats),
             backend,
             decoder,
             eos_token_ids: Arc::from(model.eos_token_ids.as_slice()),
@@ -198,12 +202,22 @@ impl Engine {
     ///
     /// A step that fails on the device ends the requests that were in it with [`FinishReason::Error`] and no other.
     pub fn step(&mut self) -> Vec<RequestOutput> {
+        let outputs = self.step_noted();
+        self.notes.clear();
+        outputs
+    }
+
+    /// A step whose notes are kept for the loop, which clears them.
+    pub(crate) fn step_noted(&mut self) -> Vec<RequestOutput> {
         let mut outputs = Vec::new();
         while self.in_flight.len() < self.max_steps_in_flight.max(1) {
+            self.notes.enter(Phase::Schedule);
             let plan = self.scheduler.schedule();
             if plan.is_empty() {
                 break;
             }
+            self.notes.planned(&plan);
+            self.notes.enter(Phase::Launch);
             let input = self.runner.build(&plan, &self.scheduler);
             match self.backend.submit(input, &self.decoder) {
                 Ok(()) => self.in_flight.push_back(plan),
@@ -212,7 +226,10 @@ impl Engine {
         }
         let Some(plan) = self.in_flight.pop_front() else { return outputs };
         self.num_steps += 1;
-        match self.backend.collect(&mut self.output) {
+        self.notes.enter(Phase::Wait);
+        let collected = self.backend.collect(&mut self.output);
+        self.notes.enter(Phase::Apply);
+        match collected {
             Ok(()) => outputs.extend(self.scheduler.apply(&plan, &step_result(&plan, &self.output))),
             Err(error) => outputs.extend(self.fail(&plan, &error)),
         }
@@ -291,7 +308,12 @@ impl Engine {
 
     /// Moves the engine onto its own loop thread.
     pub fn spawn(self) -> EngineHandle {
-        EngineHandle::spawn(self)
+        self.spawn_observed(Box::new(()))
+    }
+
+    /// The same, with somebody who is told of every step.
+    pub fn spawn_observed(self, observer: Box<dyn Observer>) -> EngineHandle {
+        EngineHandle::spawn(self, observer)
     }
 }
 

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use baton_core::{Request, RequestId};
 
+use crate::observe::{Observer, Phase, Pulse};
 use crate::outbox::{Outbox, outbox};
 use crate::{Engine, EngineError, EngineStats, OutputReceiver};
 
@@ -30,17 +31,23 @@ pub struct EngineHandle {
     mailbox: SyncSender<Command>,
     next_request_id: Arc<AtomicU64>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+    pulse: Arc<Pulse>,
 }
 
 impl EngineHandle {
-    pub(crate) fn spawn(mut engine: Engine) -> Self {
+    pub(crate) fn spawn(mut engine: Engine, observer: Box<dyn Observer>) -> Self {
         let (mailbox, commands) = sync_channel(MAILBOX_LEN);
         let next_request_id = Arc::new(AtomicU64::new(engine.new_request_id().0));
+        let pulse = Arc::clone(&engine.notes.pulse);
+        let end = EndOfPulse(Arc::clone(&pulse));
         let thread = std::thread::Builder::new()
             .name("baton-engine".to_owned())
-            .spawn(move || Loop { engine, commands, outboxes: HashMap::new(), draining: false }.run())
+            .spawn(move || {
+                let _end = end;
+                Loop { engine, observer, commands, outboxes: HashMap::new(), draining: false }.run();
+            })
             .expect("the system can start one more thread");
-        Self { mailbox, next_request_id, thread: Arc::new(Mutex::new(Some(thread))) }
+        Self { mailbox, next_request_id, thread: Arc::new(Mutex::new(Some(thread))), pulse }
     }
 
     /// An id that no other request of this engine has.
@@ -50,7 +57,7 @@ impl EngineHandle {
 
     /// Hands a request over without waiting. A request that the engine refuses ends with an error as its only output.
     pub fn submit(&self, request: Request) -> Result<OutputReceiver, EngineError> {
-        let (outbox, receiver) = outbox(request.id);
+        let (outbox, receiver) = outbox(request.id, request.prompt_token_ids.len());
         self.send(Command::Add(request, outbox))?;
         Ok(receiver)
     }
@@ -71,6 +78,11 @@ impl EngineHandle {
         receiver.recv().map_err(|_| EngineError::Stopped)
     }
 
+    /// What the loop is doing and its figures after the last step, without waiting.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
     /// Takes no more requests, finishes those it has, and waits until the thread has ended.
     pub fn shutdown(&self) {
         let _ = self.mailbox.send(Command::Drain);
@@ -88,8 +100,18 @@ impl EngineHandle {
     }
 }
 
+/// Says that the loop has ended, however it ended.
+struct EndOfPulse(Arc<Pulse>);
+
+impl Drop for EndOfPulse {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 struct Loop {
     engine: Engine,
+    observer: Box<dyn Observer>,
     commands: Receiver<Command>,
     outboxes: HashMap<RequestId, Outbox>,
     draining: bool,
@@ -99,20 +121,43 @@ impl Loop {
     fn run(mut self) {
         while self.take_commands() {
             self.abort_gone_clients();
-            for output in self.engine.step() {
+            let outputs = self.engine.step_noted();
+            self.engine.notes.enter(Phase::Deliver);
+            for (id, at) in std::mem::take(&mut self.engine.notes.scheduled) {
+                if let Some(outbox) = self.outboxes.get_mut(&id) {
+                    outbox.start(at);
+                }
+            }
+            // Whoever sees an output sees figures that count it.
+            for step in &self.engine.notes.steps {
+                self.observer.step(step);
+            }
+            self.engine.notes.pulse.publish(self.engine.stats());
+            for output in outputs {
                 self.deliver(output);
             }
+            let num_steps = self.engine.stats().num_steps;
+            self.engine.notes.finish(num_steps, &mut *self.observer);
         }
     }
 
     /// Sleeps only while there is nothing to do. False when the loop should end.
     fn take_commands(&mut self) -> bool {
-        if !self.engine.has_unfinished() {
+        if self.engine.has_unfinished() {
+            self.engine.notes.enter(Phase::Commands);
+        } else {
             if self.draining {
                 return false;
             }
+            self.engine.notes.clear();
+            self.engine.notes.enter(Phase::Idle);
+            self.engine.notes.pulse.publish(self.engine.stats());
             match self.commands.recv() {
-                Ok(command) => self.handle(command),
+                Ok(command) => {
+                    self.engine.notes.clear();
+                    self.engine.notes.enter(Phase::Commands);
+                    self.handle(command);
+                }
                 Err(_) => return false,
             }
         }
@@ -131,10 +176,13 @@ impl Loop {
     fn handle(&mut self, command: Command) {
         match command {
             Command::Add(_, outbox) if self.draining => drop(outbox.push(Err(EngineError::Stopped))),
-            Command::Add(request, outbox) => {
+            Command::Add(request, mut outbox) => {
                 let id = request.id;
                 match self.engine.add_request(request) {
-                    Ok(()) => drop(self.outboxes.insert(id, outbox)),
+                    Ok(()) => {
+                        outbox.accept();
+                        self.outboxes.insert(id, outbox);
+                    }
                     Err(error) => drop(outbox.push(Err(error))),
                 }
             }
@@ -165,7 +213,10 @@ impl Loop {
 
     fn deliver(&mut self, output: baton_core::RequestOutput) {
         let (id, finished) = (output.request_id, output.finished);
-        if let Some(outbox) = self.outboxes.get(&id) {
+        if let Some(outbox) = self.outboxes.get_mut(&id) {
+            if let Some(report) = outbox.report(&output) {
+                self.observer.output(&report);
+            }
             outbox.push(Ok(output));
         }
         if finished {

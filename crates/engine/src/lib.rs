@@ -12,12 +12,16 @@ mod engine;
 mod error;
 mod handle;
 mod memory;
+mod observe;
 mod outbox;
 mod runner;
 
+/// Why the scheduler refused a request: part of [`EngineError`].
+pub use baton_sched::SchedError;
 pub use config::EngineConfig;
 pub use engine::{Engine, EngineStats};
 pub use error::EngineError;
 pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
-pub use outbox::OutputReceiver;
+pub use observe::{Beat, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
+pub use outbox::{OutputReceiver, RequestTimes};

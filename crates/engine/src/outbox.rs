@@ -6,13 +6,28 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use baton_core::{RequestId, RequestOutput};
 
 use crate::EngineError;
+use crate::observe::OutputReport;
 
-#[derive(Debug, Default)]
+/// When what happened to a request, as the engine saw it: a slow client changes nothing here.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestTimes {
+    pub submitted: Instant,
+    /// Taken into the queue.
+    pub accepted: Option<Instant>,
+    /// First part of a step.
+    pub started: Option<Instant>,
+    pub first_token: Option<Instant>,
+    pub last_token: Option<Instant>,
+}
+
+#[derive(Debug)]
 struct State {
+    times: RequestTimes,
     pending: Option<Result<RequestOutput, EngineError>>,
     /// No output follows the pending one.
     ended: bool,
@@ -21,7 +36,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
@@ -36,7 +51,11 @@ impl Shared {
 
 /// The engine's side.
 #[derive(Debug)]
-pub(crate) struct Outbox(Arc<Shared>);
+pub(crate) struct Outbox {
+    shared: Arc<Shared>,
+    num_prompt_tokens: usize,
+    started: bool,
+}
 
 /// The client's side. Dropping it aborts the request.
 #[derive(Debug)]
@@ -45,15 +64,64 @@ pub struct OutputReceiver {
     shared: Arc<Shared>,
 }
 
-pub(crate) fn outbox(request_id: RequestId) -> (Outbox, OutputReceiver) {
-    let shared = Arc::new(Shared::default());
-    (Outbox(Arc::clone(&shared)), OutputReceiver { request_id, shared })
+pub(crate) fn outbox(request_id: RequestId, num_prompt_tokens: usize) -> (Outbox, OutputReceiver) {
+    let times = RequestTimes {
+        submitted: Instant::now(),
+        accepted: None,
+        started: None,
+        first_token: None,
+        last_token: None,
+    };
+    let state = State { times, pending: None, ended: false, closed: false, waker: None };
+    let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+    let outbox = Outbox { shared: Arc::clone(&shared), num_prompt_tokens, started: false };
+    (outbox, OutputReceiver { request_id, shared })
 }
 
 impl Outbox {
+    /// The engine has taken the request into its queue.
+    pub(crate) fn accept(&mut self) {
+        let mut state = self.shared.lock();
+        state.times.accepted = Some(Instant::now());
+        if let Some(waker) = state.waker.take() {
+            drop(state);
+            waker.wake();
+        }
+    }
+
+    /// The request was part of a step that was planned at this time.
+    pub(crate) fn start(&mut self, at: Instant) {
+        if !self.started {
+            self.started = true;
+            self.shared.lock().times.started = Some(at);
+        }
+    }
+
+    /// Notes the time of new tokens and says how they came; `None` where there are none.
+    pub(crate) fn report(&mut self, output: &RequestOutput) -> Option<OutputReport> {
+        let sizes = output.outputs.iter().map(|output| output.token_ids.len()).filter(|&size| size > 0);
+        let (num_sequences, num_tokens) = sizes.fold((0, 0), |(count, sum), size| (count + 1, sum + size));
+        if num_tokens == 0 {
+            return None;
+        }
+        let now = Instant::now();
+        let mut state = self.shared.lock();
+        let times = &mut state.times;
+        let since_last = times.last_token.map(|last| now - last);
+        times.first_token.get_or_insert(now);
+        times.last_token = Some(now);
+        Some(OutputReport {
+            num_sequences,
+            num_tokens,
+            num_prompt_tokens: self.num_prompt_tokens,
+            since_last,
+            since_submitted: now - times.submitted,
+        })
+    }
+
     /// Hands over an output, merging it with one the client has not taken yet. False if the client is gone.
     pub(crate) fn push(&self, output: Result<RequestOutput, EngineError>) -> bool {
-        let mut state = self.0.lock();
+        let mut state = self.shared.lock();
         if state.closed {
             return false;
         }
@@ -67,7 +135,7 @@ impl Outbox {
         });
         let waker = state.waker.take();
         drop(state);
-        self.0.changed.notify_one();
+        self.shared.changed.notify_one();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -75,14 +143,14 @@ impl Outbox {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.lock().closed
+        self.shared.lock().closed
     }
 }
 
 impl Drop for Outbox {
     /// An engine that goes away leaves no client waiting.
     fn drop(&mut self) {
-        let ended = self.0.lock().ended;
+        let ended = self.shared.lock().ended;
         if !ended {
             self.push(Err(EngineError::Stopped));
         }
@@ -92,6 +160,24 @@ impl Drop for Outbox {
 impl OutputReceiver {
     pub fn request_id(&self) -> RequestId {
         self.request_id
+    }
+
+    pub fn times(&self) -> RequestTimes {
+        self.shared.lock().times
+    }
+
+    /// Ready when the engine has taken the request into its queue, or has refused it.
+    pub fn poll_accepted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
+        let mut state = self.shared.lock();
+        if state.times.accepted.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        match state.pending.take() {
+            Some(Err(error)) => return Poll::Ready(Err(error)),
+            other => state.pending = other,
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 
     /// Waits for the next output; `None` after the last one.
@@ -153,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_slow_client_gets_everything_in_one_piece() {
-        let (outbox, mut receiver) = outbox(RequestId(1));
+        let (outbox, mut receiver) = outbox(RequestId(1), 3);
         assert!(outbox.push(Ok(output(0, 5, false))));
         assert!(outbox.push(Ok(output(1, 6, false))));
         assert!(outbox.push(Ok(output(0, 7, true))));
@@ -166,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_gone_client_is_seen() {
-        let (outbox, receiver) = outbox(RequestId(1));
+        let (outbox, receiver) = outbox(RequestId(1), 3);
         drop(receiver);
         assert!(outbox.is_closed());
         assert!(!outbox.push(Ok(output(0, 5, false))));
@@ -174,10 +260,34 @@ mod tests {
 
     #[test]
     fn a_gone_engine_is_an_error_not_a_hang() {
-        let (outbox, mut receiver) = outbox(RequestId(1));
+        let (outbox, mut receiver) = outbox(RequestId(1), 3);
         drop(outbox);
         assert!(matches!(receiver.recv(), Some(Err(EngineError::Stopped))));
         assert!(receiver.recv().is_none());
+    }
+
+    #[test]
+    fn a_refusal_is_known_before_any_output() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut accepting, mut receiver) = outbox(RequestId(1), 3);
+        assert!(receiver.poll_accepted(&mut cx).is_pending());
+        accepting.accept();
+        assert!(matches!(receiver.poll_accepted(&mut cx), Poll::Ready(Ok(()))));
+        let (refusing, mut receiver) = outbox(RequestId(2), 3);
+        refusing.push(Err(EngineError::Busy { limit: 1 }));
+        assert!(matches!(receiver.poll_accepted(&mut cx), Poll::Ready(Err(EngineError::Busy { .. }))));
+    }
+
+    #[test]
+    fn times_are_the_engines() {
+        let (mut outbox, receiver) = outbox(RequestId(1), 3);
+        assert!(outbox.report(&RequestOutput { outputs: Vec::new(), ..output(0, 5, false) }).is_none());
+        let first = outbox.report(&output(0, 5, false)).expect("tokens");
+        assert_eq!((first.num_prompt_tokens, first.num_tokens, first.since_last), (3, 1, None));
+        let second = outbox.report(&output(0, 6, false)).expect("tokens");
+        assert!(second.since_last.is_some());
+        let times = receiver.times();
+        assert!(times.submitted <= times.first_token.unwrap() && times.first_token <= times.last_token);
     }
 
     #[test]
@@ -190,7 +300,7 @@ mod tests {
         }
         let count = Arc::new(Count(0.into()));
         let waker = Waker::from(Arc::clone(&count));
-        let (outbox, mut receiver) = outbox(RequestId(1));
+        let (outbox, mut receiver) = outbox(RequestId(1), 3);
         assert!(receiver.poll_recv(&mut Context::from_waker(&waker)).is_pending());
         outbox.push(Ok(output(0, 5, true)));
         assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 1);

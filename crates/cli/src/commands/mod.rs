@@ -5,4 +5,5 @@ pub mod complete;
 pub mod inspect;
 pub mod plan;
 pub mod pull;
+pub mod serve;
 pub mod shell;

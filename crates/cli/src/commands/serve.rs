@@ -1,0 +1,128 @@
+//! `baton serve`: loads a model and answers HTTP until it is told to stop. The server itself is `baton-serve`; here it
+//! gets its flags, its log and its signals.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use baton_core::SamplingParams;
+use baton_serve::{ModelText, ServedModel, Server, ServerConfig};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::errors::{CONTAINED_HTTP_THREAD, WithHint, hinted};
+use crate::serve_args::{LogFormat, ServeArgs};
+use crate::session::{Session, with_generation_defaults};
+
+pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
+    let config = server_config(args)?;
+    // What is wrong with a file is said before a model is loaded.
+    let profile = args.log.profile.as_ref().map(|path| {
+        File::create(path).with_context(|| format!("--profile: cannot write {}", path.display()))
+    });
+    let profile = profile.transpose()?;
+    install_log(args);
+    let session = Session::open(args.model.as_deref(), &args.engine)?;
+    tracing::info!("{}", session.engine.memory_plan());
+    let load_s = session.load_s;
+    let model = served_model(args, session, profile);
+    let name = model.name().to_owned();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_name(CONTAINED_HTTP_THREAD)
+        .enable_all()
+        .build()
+        .context("the server's threads could not be started")?;
+    let served = runtime.block_on(async {
+        let server =
+            Server::bind(model, config).await.with_hint(|| "is another server running?".to_owned())?;
+        let stop = stop_signal()?;
+        announce(out, &name, server.address(), load_s, !args.api_keys().is_empty())?;
+        server.run(stop).await?;
+        Ok(())
+    });
+    // A connection that does not want to end must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
+    let api_keys = args.api_keys();
+    if api_keys.iter().any(|key| key.trim().is_empty()) {
+        return Err(hinted(
+            "an API key is empty",
+            "leave --api-key and BATON_API_KEY out to serve without keys",
+        ));
+    }
+    Ok(ServerConfig {
+        host: args.listen.host,
+        port: args.listen.port,
+        api_keys,
+        allowed_origins: args.listen.allowed_origins.clone(),
+        max_body_bytes: usize::try_from(args.listen.max_body_size).context("--max-body-size")?,
+        max_connections: args.listen.max_connections,
+        max_logprobs: args.listen.max_logprobs,
+        max_choices: args.listen.max_choices,
+        read_timeout: Duration::from_secs_f64(args.listen.read_timeout),
+        shutdown_timeout: Duration::from_secs_f64(args.listen.shutdown_timeout),
+        stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
+        ..ServerConfig::default()
+    })
+}
+
+fn served_model(args: &ServeArgs, session: Session, profile: Option<File>) -> ServedModel {
+    let Session { engine, text, .. } = session;
+    let mut names = args.listen.served_model_name.clone();
+    if names.is_empty() {
+        names.push(text.name.clone());
+    }
+    let default_sampling = with_generation_defaults(SamplingParams::default(), &text.generation);
+    let (tokenizer, chat_template, eos_token_ids) = text.into_parts();
+    let text = ModelText { tokenizer, chat_template, eos_token_ids, default_sampling };
+    ServedModel::start(engine, text, names, profile.map(|file| Box::new(file) as Box<dyn Write + Send>))
+}
+
+/// Ready at the first SIGTERM or SIGINT; a second one ends the process at once.
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            eprintln!("stopped at once: a second signal came");
+            std::process::exit(130);
+        });
+    })
+}
+
+fn announce(out: &mut dyn Write, name: &str, address: SocketAddr, load_s: f64, with_key: bool) -> Result<()> {
+    let key = if with_key { " -H \"Authorization: Bearer $BATON_API_KEY\"" } else { "" };
+    writeln!(out, "Baton serves {name} on http://{address} (loaded in {load_s:.2} s)")?;
+    writeln!(
+        out,
+        "try: curl http://{address}/v1/chat/completions{key} -H 'Content-Type: application/json' \
+         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}}]}}'"
+    )?;
+    out.flush()?;
+    Ok(())
+}
+
+fn install_log(args: &ServeArgs) {
+    use std::io::IsTerminal;
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(args.log.log_level.0)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    match args.log.log_format {
+        LogFormat::Human => builder.init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+}

@@ -1,0 +1,150 @@
+//! The flags of `baton serve`, under vLLM's names wherever the thing is the same.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::engine_args::EngineArgs;
+use crate::size::parse_size;
+
+pub const SERVE_EXAMPLES: &str = "\
+Examples:
+  baton serve                                     the default model on http://127.0.0.1:8000
+  baton serve model.gguf --port 9000 --served-model-name gpt-4o-mini
+  baton serve --host 0.0.0.0 --api-key \"$KEY\"     for other machines, with a key
+  curl http://127.0.0.1:8000/v1/models";
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// File, directory or name; without one, the default model
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ListenArgs {
+    /// Address to listen on; 0.0.0.0 for every machine that can reach this one
+    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), value_parser = parse_host)]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub port: u16,
+    /// Name of the model in the API (repeatable); without it, the name it was opened by
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub served_model_name: Vec<String>,
+    /// Key that requests must carry (repeatable). BATON_API_KEY may hold several, separated by commas
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// Web pages that may call the server from a browser (repeatable; * allows all)
+    #[arg(long, value_name = "ORIGIN", num_args = 1..)]
+    pub allowed_origins: Vec<String>,
+    /// The largest request body
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
+    pub max_body_size: u64,
+    /// The most connections at a time
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub max_connections: usize,
+    /// The most alternatives that logprobs may ask for
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max_logprobs: u32,
+    /// The most continuations of one request: prompts times n
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub max_choices: usize,
+    /// How long a client may take to send a request's head, and then its body
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
+    pub read_timeout: f64,
+    /// How long accepted requests may go on after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
+    pub shutdown_timeout: f64,
+    /// A step longer than this makes /health fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = parse_seconds)]
+    pub engine_stall_timeout: f64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Logs")]
+pub struct LogArgs {
+    /// How the log (on stderr) is written
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    pub log_format: LogFormat,
+    /// error, warn, info, debug, trace or off
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: LogLevel,
+    /// Write a Chrome trace of the step loop to this file (for Perfetto)
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Human,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LogLevel(pub LevelFilter);
+
+impl FromStr for LogLevel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A number would also be taken, which nobody means.
+        let known = ["error", "warn", "info", "debug", "trace", "off"].contains(&text);
+        let level = known.then(|| text.parse().ok()).flatten();
+        level
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a level: write error, warn, info, debug, trace or off"))
+    }
+}
+
+impl ServeArgs {
+    /// Those of the flags and those of the environment.
+    pub fn api_keys(&self) -> Vec<String> {
+        let of_environment = std::env::var("BATON_API_KEY").unwrap_or_default();
+        let of_environment = of_environment.split(',').map(str::trim).filter(|key| !key.is_empty());
+        self.listen.api_key.iter().cloned().chain(of_environment.map(str::to_owned)).collect()
+    }
+}
+
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        _ => text
+            .parse()
+            .map_err(|_| format!("{text:?} is not an address: write for example 127.0.0.1 or 0.0.0.0")),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=1e6).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("{text:?} is not a time in seconds: write a number from 0 to a million")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read() {
+        assert_eq!(parse_host("localhost"), Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        assert_eq!(parse_host("::1"), Ok("::1".parse().unwrap()));
+        assert!(parse_host("example").is_err());
+        assert_eq!(parse_seconds("1.5"), Ok(1.5));
+        for wrong in ["-1", "nan", "1e9", "soon"] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
+        }
+        assert!("info".parse::<LogLevel>().is_ok());
+        assert!("loud".parse::<LogLevel>().is_err());
+    }
+}

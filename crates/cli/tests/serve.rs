@@ -1,0 +1,309 @@
+//! `baton serve` as a user runs it: the real binary and the default model, over real sockets.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Baton, model_arg};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A running server, which ends with the test.
+struct Served {
+    _home: Baton,
+    child: Child,
+    address: String,
+    key: Option<&'static str>,
+}
+
+struct Reply {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+impl Served {
+    fn start(more: &[&str]) -> Self {
+        let (home, model) = (Baton::new(), model_arg());
+        let mut args =
+            vec!["serve", &model, "--port", "0", "--served-model-name", "smollm2", "--max-model-len", "2048"];
+        args.extend(more);
+        let mut child = home
+            .command(&args)
+            .env_remove("BATON_API_KEY")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        stdout.read_line(&mut line).expect("the ready line");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let address = address.unwrap_or_else(|| panic!("no address in {line:?}")).to_owned();
+        line.clear();
+        stdout.read_line(&mut line).expect("the hint");
+        assert!(line.contains("curl"), "{line}");
+        Self { _home: home, child, address, key: None }
+    }
+
+    fn open(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
+        let key = self.key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n{key}\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("the request leaves");
+        stream
+    }
+
+    fn request(&self, method: &str, path: &str, body: &str) -> Reply {
+        read_reply(self.open(method, path, body))
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        self.request("GET", path, "")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Reply {
+        self.request("POST", path, &body.to_string())
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let page = self.get("/metrics").body;
+        let line =
+            page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {page}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success());
+    }
+
+    /// Waits for the process to end; its exit code.
+    fn wait(&mut self, limit: Duration) -> i32 {
+        let started = Instant::now();
+        while started.elapsed() < limit {
+            if let Some(status) = self.child.try_wait().expect("the process can be asked") {
+                return status.code().unwrap_or(-1);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("the server did not end within {limit:?}");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_reply(mut stream: TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("the whole answer");
+    let text = String::from_utf8(bytes).expect("UTF-8");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    let chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+    Reply { status, head: head.to_owned(), body: if chunked { unchunk(body) } else { body.to_owned() } }
+}
+
+fn unchunk(mut rest: &str) -> String {
+    let mut body = String::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).expect("a chunk size");
+        if size == 0 {
+            return body;
+        }
+        body.push_str(&after[..size]);
+        rest = after[size..].strip_prefix("\r\n").expect("the end of a chunk");
+    }
+    panic!("the answer was cut off: {body}");
+}
+
+fn events(body: &str) -> Vec<Value> {
+    let mut events: Vec<&str> =
+        body.split_terminator("\n\n").map(|event| event.trim_start_matches("data: ")).collect();
+    assert_eq!(events.pop(), Some("[DONE]"), "{body}");
+    events.into_iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
+}
+
+fn question(mut more: Value) -> Value {
+    let mut body = json!({
+        "model": "smollm2", "temperature": 0, "max_tokens": 24,
+        "messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
+    });
+    body.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
+    body
+}
+
+#[test]
+fn serves_chats_streams_and_completions() {
+    let served = Served::start(&[]);
+    let whole = served.post(CHAT, &question(json!({})));
+    assert_eq!(whole.status, 200, "{}", whole.body);
+    let content = whole.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(content.contains("Paris"), "{content}");
+    assert_eq!(whole.json()["choices"][0]["finish_reason"], "stop");
+
+    let streamed =
+        served.post(CHAT, &question(json!({"stream": true, "stream_options": {"include_usage": true}})));
+    let events = events(&streamed.body);
+    let text: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, content);
+    assert_eq!(
+        events.last().unwrap()["usage"]["completion_tokens"],
+        whole.json()["usage"]["completion_tokens"]
+    );
+    // The second time, the prompt is in the prefix cache.
+    let cached = &events.last().unwrap()["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert!(cached.as_u64().unwrap() > 0, "{cached}");
+
+    let body =
+        json!({"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 2});
+    let completion = served.post(COMPLETIONS, &body).json();
+    let choice = &completion["choices"][0];
+    assert!(choice["text"].as_str().unwrap().contains("Paris"), "{choice}");
+    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 4);
+    assert_eq!(
+        choice["logprobs"]["tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t.as_str().unwrap())
+            .collect::<String>(),
+        choice["text"].as_str().unwrap()
+    );
+
+    assert_eq!(served.get("/health").status, 200);
+    assert_eq!(served.get("/v1/models").json()["data"][0]["id"], "smollm2");
+    assert_eq!(served.request("POST", CHAT, "{").status, 400);
+    assert_eq!(served.get("/v1/nothing").status, 404);
+    assert_eq!(
+        served.metric(
+            "vllm:request_success_total{engine=\"0\",model_name=\"smollm2\",finished_reason=\"stop\"}"
+        ),
+        2.0
+    );
+}
+
+#[test]
+fn a_gone_client_frees_its_blocks() {
+    let served = Served::start(&[]);
+    let long = question(json!({"stream": true, "max_tokens": 1500, "ignore_eos": true}));
+    let clients: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let mut stream = served.open("POST", CHAT, &long.to_string());
+            let mut first = [0; 512];
+            assert!(stream.read(&mut first).expect("the answer begins") > 0);
+            stream
+        })
+        .collect();
+    // Two that want their answer whole: nothing comes back before they go away.
+    let whole = question(json!({"max_tokens": 1500, "ignore_eos": true})).to_string();
+    let silent = [served.open("POST", CHAT, &whole), served.open("POST", CHAT, &whole)];
+    let started = Instant::now();
+    while served.metric("vllm:num_requests_running") < 6.0 {
+        assert!(started.elapsed() < Duration::from_secs(30), "not all requests run");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(served.metric("baton:kv_blocks_used") > 0.0);
+    assert_eq!(served.metric("baton:http_requests_in_flight"), 6.0);
+    drop((clients, silent));
+    let started = Instant::now();
+    while served.metric("baton:kv_blocks_used") > 0.0 || served.metric("vllm:num_requests_running") > 0.0 {
+        assert!(started.elapsed() < Duration::from_secs(10), "blocks stay in use");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(served.metric("baton:http_requests_in_flight"), 0.0);
+    let aborted = "vllm:request_success_total{engine=\"0\",model_name=\"smollm2\",finished_reason=\"abort\"}";
+    assert_eq!(served.metric(aborted), 6.0);
+}
+
+#[test]
+fn a_signal_loses_no_accepted_request() {
+    let mut served = Served::start(&[]);
+    let long = question(json!({"stream": true, "max_tokens": 120, "ignore_eos": true}));
+    let clients: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            let mut stream = served.open("POST", CHAT, &long.to_string());
+            // The head of the answer: the request is accepted.
+            let mut first = [0; 15];
+            stream.read_exact(&mut first).expect("the answer begins");
+            assert_eq!(&first, b"HTTP/1.1 200 OK");
+            stream
+        })
+        .collect();
+    served.signal("-TERM");
+    let started = Instant::now();
+    while served.get("/ready").status != 503 {
+        assert!(started.elapsed() < Duration::from_secs(5), "/ready still says yes");
+    }
+    let refused = served.post(CHAT, &question(json!({})));
+    assert_eq!(refused.status, 503);
+    assert!(refused.head.to_lowercase().contains("retry-after: 1"), "{}", refused.head);
+    for mut client in clients {
+        let mut rest = String::new();
+        client.read_to_string(&mut rest).expect("the whole answer");
+        let body = rest.split_once("\r\n\r\n").expect("a body").1;
+        let events = events(&unchunk(body));
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    }
+    assert_eq!(served.wait(Duration::from_secs(10)), 0);
+}
+
+#[test]
+fn keys_are_asked_for() {
+    let mut served = Served::start(&["--api-key", "secret"]);
+    assert_eq!(served.get("/v1/models").status, 401);
+    assert_eq!(served.get("/health").status, 200);
+    served.key = Some("secret");
+    assert_eq!(served.get("/v1/models").status, 200);
+}
+
+#[test]
+fn a_profile_is_a_chrome_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let mut served = Served::start(&["--profile", path.to_str().unwrap()]);
+    assert_eq!(served.post(CHAT, &question(json!({"max_tokens": 5}))).status, 200);
+    served.signal("-INT");
+    assert_eq!(served.wait(Duration::from_secs(10)), 0);
+    let events: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).expect("a list of events");
+    for phase in ["schedule", "launch", "wait", "apply", "deliver", "detokenise"] {
+        assert!(events.as_array().unwrap().iter().any(|event| event["name"] == phase), "{phase}");
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    let baton = Baton::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let ran = baton.run(&["serve", &model_arg(), "--port", &port, "--log-level", "off"]);
+    assert_eq!(ran.code, 1);
+    common::assert_is_error(&ran, "cannot listen on 127.0.0.1");
+    let ran = baton.run(&["serve", "--host", "nowhere"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("not an address"), "{}", ran.stderr);
+}

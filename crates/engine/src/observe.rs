@@ -1,0 +1,233 @@
+//! What the loop tells of itself while it runs: its pulse, the spans of a step, and what went out to clients.
+//!
+//! The [`Pulse`] is shared memory that any thread may read without waiting for a step: metrics read its figures, a
+//! watchdog reads when the loop last moved and what it was doing. An [`Observer`] is called on the loop thread itself,
+//! so it must be quick; it gets numbers only and can change nothing.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_core::RequestId;
+
+use crate::EngineStats;
+
+/// What the loop is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Nothing to do: asleep until a command comes.
+    Idle = 0,
+    /// Taking in requests and aborts.
+    Commands = 1,
+    /// Deciding what the next step computes.
+    Schedule = 2,
+    /// Filling the step's arrays and handing them to the device.
+    Launch = 3,
+    /// Waiting for the device, which also samples.
+    Wait = 4,
+    /// Moving the requests on.
+    Apply = 5,
+    /// Handing outputs to their clients.
+    Deliver = 6,
+}
+
+impl Phase {
+    const ALL: [Self; 7] =
+        [Self::Idle, Self::Commands, Self::Schedule, Self::Launch, Self::Wait, Self::Apply, Self::Deliver];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Commands => "commands",
+            Self::Schedule => "schedule",
+            Self::Launch => "launch",
+            Self::Wait => "wait",
+            Self::Apply => "apply",
+            Self::Deliver => "deliver",
+        }
+    }
+}
+
+/// When the loop last moved, and its figures as of then.
+#[derive(Debug)]
+pub struct Pulse {
+    origin: Instant,
+    phase: AtomicU8,
+    entered_us: AtomicU64,
+    step: AtomicU64,
+    num_tokens: AtomicU64,
+    num_seqs: AtomicU64,
+    ended: AtomicBool,
+    stats: Mutex<EngineStats>,
+}
+
+/// A reading of the [`Pulse`].
+#[derive(Clone, Copy, Debug)]
+pub struct Beat {
+    pub phase: Phase,
+    /// How long the loop has been in this phase.
+    pub for_time: Duration,
+    /// The step that is computed or was computed last, and its size.
+    pub step: u64,
+    pub num_tokens: u64,
+    pub num_seqs: u64,
+    /// The loop thread has ended.
+    pub ended: bool,
+}
+
+impl Pulse {
+    pub(crate) fn new(stats: EngineStats) -> Self {
+        Self {
+            origin: Instant::now(),
+            phase: AtomicU8::new(Phase::Idle as u8),
+            entered_us: AtomicU64::new(0),
+            step: AtomicU64::new(0),
+            num_tokens: AtomicU64::new(0),
+            num_seqs: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            stats: Mutex::new(stats),
+        }
+    }
+
+    fn enter(&self, phase: Phase, now: Instant) {
+        self.entered_us.store((now - self.origin).as_micros() as u64, Ordering::Relaxed);
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    pub(crate) fn publish(&self, stats: EngineStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// The figures after the last step.
+    pub fn stats(&self) -> EngineStats {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn beat(&self) -> Beat {
+        let phase = Phase::ALL[usize::from(self.phase.load(Ordering::Acquire)) % Phase::ALL.len()];
+        let entered = Duration::from_micros(self.entered_us.load(Ordering::Relaxed));
+        Beat {
+            phase,
+            for_time: self.origin.elapsed().saturating_sub(entered),
+            step: self.step.load(Ordering::Relaxed),
+            num_tokens: self.num_tokens.load(Ordering::Relaxed),
+            num_seqs: self.num_seqs.load(Ordering::Relaxed),
+            ended: self.ended.load(Ordering::Acquire),
+        }
+    }
+}
+
+/// A stretch of time that the loop spent in one phase.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub phase: Phase,
+    pub start: Instant,
+    pub end: Instant,
+}
+
+/// A step that was handed to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepReport {
+    pub step: u64,
+    pub num_tokens: usize,
+    pub num_seqs: usize,
+}
+
+/// One turn of the loop: it may hand over a step while it waits for an earlier one.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnReport<'a> {
+    /// Steps whose results have come so far.
+    pub num_steps: u64,
+    pub num_tokens: usize,
+    pub spans: &'a [Span],
+}
+
+/// New tokens of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputReport {
+    /// Continuations that got tokens, and how many tokens in all.
+    pub num_sequences: usize,
+    pub num_tokens: usize,
+    pub num_prompt_tokens: usize,
+    /// Since the request's last tokens; `None` for its first.
+    pub since_last: Option<Duration>,
+    pub since_submitted: Duration,
+}
+
+/// Called on the loop thread.
+pub trait Observer: Send {
+    /// Before any of the step's outputs reach a client.
+    fn step(&mut self, report: &StepReport);
+    fn turn(&mut self, report: &TurnReport<'_>);
+    fn output(&mut self, report: &OutputReport);
+}
+
+/// Observes nothing.
+impl Observer for () {
+    fn step(&mut self, _: &StepReport) {}
+    fn turn(&mut self, _: &TurnReport<'_>) {}
+    fn output(&mut self, _: &OutputReport) {}
+}
+
+/// The engine's own notes of one turn of the loop.
+#[derive(Debug)]
+pub(crate) struct StepNotes {
+    pub(crate) pulse: std::sync::Arc<Pulse>,
+    spans: Vec<Span>,
+    /// Requests in the plans of this turn, and when they were planned.
+    pub(crate) scheduled: Vec<(RequestId, Instant)>,
+    pub(crate) steps: Vec<StepReport>,
+}
+
+impl StepNotes {
+    pub(crate) fn new(stats: EngineStats) -> Self {
+        Self {
+            pulse: std::sync::Arc::new(Pulse::new(stats)),
+            spans: Vec::new(),
+            scheduled: Vec::new(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// Closes the span of the last phase and opens the next.
+    pub(crate) fn enter(&mut self, phase: Phase) {
+        let now = Instant::now();
+        if let Some(last) = self.spans.last_mut() {
+            last.end = now;
+        }
+        self.spans.push(Span { phase, start: now, end: now });
+        self.pulse.enter(phase, now);
+    }
+
+    pub(crate) fn planned(&mut self, plan: &baton_sched::Plan) {
+        let now = Instant::now();
+        self.scheduled.extend(plan.seqs.iter().map(|seq| (seq.request_id, now)));
+        let report = StepReport { step: plan.step, num_tokens: plan.num_tokens(), num_seqs: plan.seqs.len() };
+        self.steps.push(report);
+        self.pulse.step.store(plan.step, Ordering::Relaxed);
+        self.pulse.num_tokens.store(report.num_tokens as u64, Ordering::Relaxed);
+        self.pulse.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
+    }
+
+    /// Ends the turn: hands it to the observer and starts the next.
+    pub(crate) fn finish(&mut self, num_steps: u64, observer: &mut dyn Observer) {
+        if let Some(last) = self.spans.last_mut() {
+            last.end = Instant::now();
+        }
+        let num_tokens = self.steps.iter().map(|step| step.num_tokens).sum();
+        observer.turn(&TurnReport { num_steps, num_tokens, spans: &self.spans });
+        self.clear();
+    }
+
+    /// Forgets the turn, where nobody asked.
+    pub(crate) fn clear(&mut self) {
+        self.spans.clear();
+        self.scheduled.clear();
+        self.steps.clear();
+    }
+}

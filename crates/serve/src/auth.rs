@@ -1,0 +1,121 @@
+//! API keys, and what each key's requests may share.
+//!
+//! A key is compared by its BLAKE3 hash, in constant time and against every key that is allowed, so that neither its
+//! letters nor its length nor its place in the list can be timed. The probes are open: whoever restarts a stuck
+//! server has no key.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+use crate::state::App;
+
+const OPEN_ROUTES: [&str; 3] = ["/health", "/live", "/ready"];
+const SALT_CONTEXT: &str = "baton prefix cache salt of an API key";
+
+#[derive(Debug)]
+struct Key {
+    hash: blake3::Hash,
+    tenant: Tenant,
+}
+
+/// The keys that are allowed; none allows everybody.
+#[derive(Debug)]
+pub struct Keys(Vec<Key>);
+
+/// Whose request it is: requests share cached prefixes only within a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenant {
+    salt: Option<Arc<str>>,
+}
+
+impl Keys {
+    pub fn new(keys: &[String]) -> Self {
+        let key = |key: &String| {
+            let salt = blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.as_bytes()));
+            let salt = Some(Arc::from(&salt.to_hex()[..32]));
+            Key { hash: blake3::hash(key.as_bytes()), tenant: Tenant { salt } }
+        };
+        Self(keys.iter().map(key).collect())
+    }
+
+    /// Who comes with this key; `None` for nobody.
+    pub fn check(&self, presented: Option<&str>) -> Option<Tenant> {
+        if self.0.is_empty() {
+            return Some(Tenant::default());
+        }
+        let hash = blake3::hash(presented?.as_bytes());
+        let mut found = None;
+        for key in &self.0 {
+            // Comparing hashes takes the same time wherever they differ.
+            if key.hash == hash {
+                found = Some(key.tenant.clone());
+            }
+        }
+        found
+    }
+}
+
+impl Tenant {
+    /// The salt of a request's prefixes: the tenant's and, within it, what the request asks for.
+    pub fn cache_salt(&self, asked: Option<&str>) -> Option<Arc<str>> {
+        match (&self.salt, asked) {
+            (None, asked) => asked.map(Arc::from),
+            (Some(salt), None) => Some(Arc::clone(salt)),
+            (Some(salt), Some(asked)) => Some(Arc::from(format!("{salt}:{asked}"))),
+        }
+    }
+}
+
+/// Every request passes here; handlers find the [`Tenant`] in its extensions.
+pub async fn authenticate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    if OPEN_ROUTES.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let headers = request.headers();
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
+    match app.keys.check(key) {
+        Some(tenant) => {
+            request.extensions_mut().insert(tenant);
+            next.run(request).await
+        }
+        None => ApiError::unauthorized().into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_keys_everybody_may_ask() {
+        let keys = Keys::new(&[]);
+        assert_eq!(keys.check(None), Some(Tenant::default()));
+        assert_eq!(keys.check(Some("anything")), Some(Tenant::default()));
+        assert_eq!(Tenant::default().cache_salt(Some("a")).as_deref(), Some("a"));
+        assert_eq!(Tenant::default().cache_salt(None), None);
+    }
+
+    #[test]
+    fn every_key_is_a_tenant_of_its_own() {
+        let keys = Keys::new(&["one".to_owned(), "two".to_owned()]);
+        assert_eq!(keys.check(None), None);
+        assert_eq!(keys.check(Some("")), None);
+        assert_eq!(keys.check(Some("on")), None);
+        let (one, two) = (keys.check(Some("one")).unwrap(), keys.check(Some("two")).unwrap());
+        assert_ne!(one.cache_salt(None), two.cache_salt(None));
+        assert_ne!(one.cache_salt(Some("a")), two.cache_salt(Some("a")));
+        assert_ne!(one.cache_salt(Some("a")), one.cache_salt(None));
+        assert!(!one.cache_salt(None).unwrap().contains("one"));
+    }
+}

@@ -1,0 +1,49 @@
+//! The server's settings. Each field is a flag of `baton serve`; defaults are those of the command line.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Loopback unless told otherwise.
+    pub host: IpAddr,
+    /// 0 takes any free port.
+    pub port: u16,
+    /// Without keys everybody may ask.
+    pub api_keys: Vec<String>,
+    /// Web pages that may call this server from a browser; empty turns CORS off, `*` allows all.
+    pub allowed_origins: Vec<String>,
+    pub max_body_bytes: usize,
+    /// Of all request bodies that are held at one time, before they become tokens.
+    pub max_bodies_bytes: usize,
+    pub max_connections: usize,
+    /// The most alternatives a position may report.
+    pub max_logprobs: u32,
+    /// The most continuations of one HTTP request: prompts × `n`.
+    pub max_choices: usize,
+    /// How long a client may take to send a request's head, and then its body.
+    pub read_timeout: Duration,
+    /// How long accepted requests may go on after a signal to stop.
+    pub shutdown_timeout: Duration,
+    /// A step that takes longer than this means that the device or the engine is stuck.
+    pub stall_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 8000,
+            api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
+            max_body_bytes: 16 << 20,
+            max_bodies_bytes: 256 << 20,
+            max_connections: 4096,
+            max_logprobs: 20,
+            max_choices: 1024,
+            read_timeout: Duration::from_secs(60),
+            shutdown_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(120),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Errors as clients see them: OpenAI's shape, the field at fault in `param`, and no internals.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use baton_core::ParamError;
+use baton_engine::EngineError;
+use baton_text::TextError;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// When a client that was turned away may come again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ErrorDetail {
+    /// What is wrong and what to do about it.
+    pub message: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// For programs.
+    pub code: Option<String>,
+}
+
+/// An answer that is not a success.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    pub status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, code: None }
+    }
+
+    /// 400: the request is at fault.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400 that names the field.
+    pub fn invalid_field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::invalid(message) }
+    }
+
+    /// 400 for a field that Baton does not support and that would change the answer.
+    pub fn unsupported(param: &str) -> Self {
+        let message = format!("{param} is not supported by this server: leave it out");
+        Self { code: Some("unsupported_parameter"), ..Self::invalid_field(param, message) }
+    }
+
+    /// 400: more tokens than the model takes.
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
+        Self { code: Some("context_length_exceeded"), ..Self::invalid_field(param, message) }
+    }
+
+    pub fn unauthorized() -> Self {
+        let message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`";
+        Self {
+            code: Some("invalid_api_key"),
+            ..Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message)
+        }
+    }
+
+    pub fn no_such_model(model: &str, served: &str) -> Self {
+        let message = format!("the model {model:?} is not served here; {served:?} is");
+        Self {
+            param: Some("model".to_owned()),
+            code: Some("model_not_found"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    pub fn no_such_route(method: &str, path: &str) -> Self {
+        let message = format!("there is no {method} {path}; GET /docs lists the routes");
+        Self {
+            code: Some("unknown_url"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    pub fn wrong_method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not take {method}");
+        Self {
+            code: Some("method_not_supported"),
+            ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+        }
+    }
+
+    pub fn body_too_large(limit: usize) -> Self {
+        let message = format!("the request body is larger than {limit} bytes (--max-body-size)");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    pub fn not_json() -> Self {
+        let message = "the request body must be JSON: send the header `Content-Type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    pub fn read_timeout() -> Self {
+        let message = "the request body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// 429: as many requests as may wait are waiting.
+    pub fn busy() -> Self {
+        let message = "the server has as many requests as it may hold: try again later";
+        Self {
+            code: Some("rate_limit_exceeded"),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+        }
+    }
+
+    /// 503: the server cannot take requests now.
+    pub fn unavailable(message: &str) -> Self {
+        Self {
+            code: Some("service_unavailable"),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        }
+    }
+
+    /// 500. The cause goes to the log, not to the client.
+    pub fn internal(cause: &dyn std::fmt::Display) -> Self {
+        tracing::error!(%cause, "a request failed");
+        let message = "the server failed to compute this request; its log says why";
+        Self {
+            code: Some("internal_error"),
+            ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        }
+    }
+
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.message.clone(),
+                kind: self.kind.to_owned(),
+                param: self.param.clone(),
+                code: self.code.map(str::to_owned),
+            },
+        }
+    }
+}
+
+impl From<ParamError> for ApiError {
+    fn from(error: ParamError) -> Self {
+        Self::invalid_field(error.name, error.to_string())
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        use baton_engine::SchedError;
+        match error {
+            EngineError::Param(error) | EngineError::Sched(SchedError::Params(error)) => error.into(),
+            EngineError::Busy { .. } | EngineError::Sched(SchedError::QueueFull { .. }) => Self::busy(),
+            EngineError::Sched(error @ SchedError::PromptTooLong { .. }) => {
+                Self::too_long("prompt", error.to_string())
+            }
+            EngineError::Sched(
+                error @ (SchedError::EmptyPrompt
+                | SchedError::InvalidToken { .. }
+                | SchedError::NeverFits { .. }
+                | SchedError::TooManySequences { .. }),
+            ) => Self::invalid(error.to_string()),
+            EngineError::TokenOutOfVocabulary { .. } => Self::invalid_field("prompt", error.to_string()),
+            EngineError::Stopped => Self::unavailable("the server is shutting down: try another one"),
+            other => Self::internal(&other),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::NoChatTemplate
+            | TextError::TemplateRefused(_)
+            | TextError::TemplateRender(_)
+            | TextError::TemplateLimit(_) => Self::invalid_field("messages", error.to_string()),
+            TextError::Encode(_) => Self::invalid_field("prompt", error.to_string()),
+            TextError::EmptyStopString => Self::invalid_field("stop", error.to_string()),
+            other => Self::internal(&other),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let body = serde_json::to_vec(&self.body()).expect("strings serialise");
+        let mut response = (self.status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER.as_secs()));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

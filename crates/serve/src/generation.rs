@@ -1,0 +1,318 @@
+//! A request under way: one engine request a prompt, `n` continuations each, and their text as it comes.
+//!
+//! The engine speaks token ids; here each continuation gets its text stream, which also finds stop strings. Nothing
+//! runs in the background: a [`Generation`] is polled by whoever writes the answer, so a client that reads slowly
+//! holds up only itself, and one that goes away drops the receivers, which is how the engine hears of it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use baton_core::{
+    FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput, TokenId,
+};
+use baton_engine::{EngineError, OutputReceiver};
+use baton_text::{OutputOptions, OutputStream};
+
+use crate::auth::Tenant;
+use crate::error::ApiError;
+use crate::metrics::RequestEnd;
+use crate::params::limit_tokens;
+use crate::state::{App, InFlight};
+use crate::trace::Row;
+use crate::types::common::{StopReason, Usage};
+
+/// What is asked of the engine.
+#[derive(Debug)]
+pub struct Job {
+    pub prompts: Vec<Vec<TokenId>>,
+    pub params: SamplingParams,
+    pub skip_special_tokens: bool,
+    pub cache_salt: Option<String>,
+    pub priority: i32,
+}
+
+/// New tokens and text of one continuation.
+#[derive(Debug, Default)]
+pub struct Update {
+    /// `prompt index × n + continuation`.
+    pub choice: usize,
+    pub text: String,
+    pub token_ids: Vec<TokenId>,
+    pub logprobs: Vec<PositionLogprobs>,
+    /// The continuation has ended.
+    pub finish_reason: Option<FinishReason>,
+    pub stop_reason: Option<StopReason>,
+}
+
+#[derive(Debug)]
+pub struct Generation {
+    app: Arc<App>,
+    parts: Vec<Part>,
+    n: usize,
+    _in_flight: InFlight,
+}
+
+/// One prompt.
+#[derive(Debug)]
+pub struct Part {
+    pub prompt_token_ids: Vec<TokenId>,
+    /// Known with the first output.
+    pub prompt_logprobs: Vec<PositionLogprobs>,
+    params: Arc<SamplingParams>,
+    num_cached_tokens: usize,
+    choices: Vec<Choice>,
+    /// `None` once the request has ended.
+    receiver: Option<OutputReceiver>,
+}
+
+#[derive(Debug)]
+struct Choice {
+    stream: Option<OutputStream>,
+    num_tokens: usize,
+    finished: Option<FinishReason>,
+}
+
+impl Generation {
+    /// Hands all prompts to the engine and waits until it has taken them.
+    pub async fn start(
+        app: &Arc<App>,
+        in_flight: InFlight,
+        tenant: &Tenant,
+        job: Job,
+    ) -> Result<Self, ApiError> {
+        let n = job.params.n as usize;
+        let limit = app.config.max_choices;
+        let num_choices = job.prompts.len().saturating_mul(job.params.num_sequences() as usize);
+        if num_choices > limit {
+            let message =
+                format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
+            return Err(ApiError::invalid_field("n", message));
+        }
+        let salt = tenant.cache_salt(job.cache_salt.as_deref());
+        let mut parts = Vec::with_capacity(job.prompts.len());
+        for prompt_token_ids in job.prompts {
+            let mut params = job.params.clone();
+            limit_tokens(app, &mut params, prompt_token_ids.len())?;
+            let params = Arc::new(params);
+            let ends = &app.model.text.eos_token_ids;
+            let request = Request {
+                id: app.model.engine.new_request_id(),
+                prompt_token_ids: prompt_token_ids.clone(),
+                params: Arc::clone(&params),
+                eos_token_ids: if params.ignore_eos { Arc::from([]) } else { Arc::clone(ends) },
+                priority: job.priority,
+                cache_salt: salt.clone(),
+            };
+            let choices = (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens));
+            parts.push(Part {
+                choices: choices.collect::<Result<_, _>>()?,
+                prompt_token_ids,
+                prompt_logprobs: Vec::new(),
+                params,
+                num_cached_tokens: 0,
+                receiver: Some(app.model.engine.submit(request)?),
+            });
+        }
+        for receiver in parts.iter_mut().filter_map(|part| part.receiver.as_mut()) {
+            poll_fn(|cx| receiver.poll_accepted(cx)).await?;
+        }
+        Ok(Self { app: Arc::clone(app), parts, n, _in_flight: in_flight })
+    }
+
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    pub fn num_choices(&self) -> usize {
+        self.parts.len() * self.n
+    }
+
+    /// The prompt of a choice.
+    pub fn part_of(&self, choice: usize) -> &Part {
+        &self.parts[choice / self.n]
+    }
+
+    pub fn usage(&self) -> Usage {
+        let prompt_tokens = self.parts.iter().map(|part| part.prompt_token_ids.len()).sum();
+        let cached = self.parts.iter().map(|part| part.num_cached_tokens).sum();
+        let choices = self.parts.iter().flat_map(|part| &part.choices);
+        Usage::new(prompt_tokens, choices.map(|choice| choice.num_tokens).sum(), cached)
+    }
+
+    /// Appends what is new. False when everything has ended.
+    pub fn poll_updates(
+        &mut self,
+        cx: &mut Context<'_>,
+        updates: &mut Vec<Update>,
+    ) -> Poll<Result<bool, ApiError>> {
+        let first_new = updates.len();
+        let mut open = false;
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            if let Err(error) = part.advance(cx, &self.app, index * self.n, updates) {
+                part.end(&self.app, Some(FinishReason::Error));
+                return Poll::Ready(Err(error));
+            }
+            open |= part.receiver.is_some();
+        }
+        if updates.len() > first_new {
+            return Poll::Ready(Ok(true));
+        }
+        if open { Poll::Pending } else { Poll::Ready(Ok(false)) }
+    }
+
+    /// Everything at once: one update a choice, in order.
+    pub async fn collect(&mut self) -> Result<Vec<Update>, ApiError> {
+        let mut choices: Vec<Update> =
+            (0..self.num_choices()).map(|choice| Update { choice, ..Update::default() }).collect();
+        let mut updates = Vec::new();
+        while poll_fn(|cx| self.poll_updates(cx, &mut updates)).await? {
+            for update in updates.drain(..) {
+                choices[update.choice].extend(update);
+            }
+        }
+        Ok(choices)
+    }
+}
+
+impl Drop for Generation {
+    /// Whoever did not wait for the end went away.
+    fn drop(&mut self) {
+        for part in &mut self.parts {
+            part.end(&self.app, Some(FinishReason::Abort));
+        }
+    }
+}
+
+impl Update {
+    fn extend(&mut self, later: Self) {
+        self.text.push_str(&later.text);
+        self.token_ids.extend(later.token_ids);
+        self.logprobs.extend(later.logprobs);
+        self.finish_reason = later.finish_reason;
+        self.stop_reason = later.stop_reason;
+    }
+}
+
+impl Part {
+    /// Takes in all that the engine has for this prompt.
+    fn advance(
+        &mut self,
+        cx: &mut Context<'_>,
+        app: &App,
+        first_choice: usize,
+        updates: &mut Vec<Update>,
+    ) -> Result<(), ApiError> {
+        while let Some(receiver) = &mut self.receiver {
+            let Poll::Ready(received) = receiver.poll_recv(cx) else { break };
+            let output = received.unwrap_or(Err(EngineError::Stopped))?;
+            let (started, num_before) = (Instant::now(), updates.len());
+            self.take(app, output, first_choice, updates)?;
+            if let Some(trace) = &app.model.trace {
+                let num_tokens = updates[num_before..].iter().map(|update| update.token_ids.len()).sum();
+                trace.span(Row::Text, "detokenise", started, Instant::now(), 0, num_tokens);
+            }
+            if self.choices.iter().all(|choice| choice.finished.is_some()) {
+                self.end(app, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        app: &App,
+        output: RequestOutput,
+        first_choice: usize,
+        updates: &mut Vec<Update>,
+    ) -> Result<(), ApiError> {
+        self.prompt_logprobs.extend(output.prompt_logprobs);
+        self.num_cached_tokens = self.num_cached_tokens.max(output.num_cached_tokens as usize);
+        for sequence in output.outputs {
+            let index = sequence.index as usize;
+            let Some(choice) = self.choices.get_mut(index).filter(|choice| choice.finished.is_none()) else {
+                continue;
+            };
+            if sequence.finish_reason == Some(FinishReason::Error) {
+                let cause = app.model.engine.pulse().stats().last_failure;
+                return Err(ApiError::internal(&cause.unwrap_or_else(|| "a step failed".to_owned())));
+            }
+            let update = choice.take(sequence, &self.params)?;
+            updates.push(Update { choice: first_choice + index, ..update });
+        }
+        Ok(())
+    }
+
+    /// Lets go of the engine's request, which aborts it where it still runs, and counts it.
+    fn end(&mut self, app: &App, reason: Option<FinishReason>) {
+        let Some(receiver) = self.receiver.take() else { return };
+        let reason = reason.or(self.choices.first().and_then(|choice| choice.finished));
+        let lengths = || self.choices.iter().map(|choice| choice.num_tokens);
+        app.model.metrics.request_ended(&RequestEnd {
+            reason: reason.unwrap_or(FinishReason::Abort),
+            times: receiver.times(),
+            num_prompt_tokens: self.prompt_token_ids.len(),
+            num_cached_tokens: self.num_cached_tokens,
+            num_generation_tokens: lengths().sum(),
+            max_generation_tokens: lengths().max().unwrap_or(0),
+            n: self.params.n,
+            max_tokens: self.params.max_tokens,
+        });
+        tracing::debug!(
+            request = %receiver.request_id(),
+            ?reason,
+            prompt_tokens = self.prompt_token_ids.len(),
+            output_tokens = lengths().sum::<usize>(),
+            cached_tokens = self.num_cached_tokens,
+            "request ended"
+        );
+    }
+}
+
+impl Choice {
+    fn new(app: &App, request: &Request, skip_special_tokens: bool) -> Result<Self, ApiError> {
+        let options = OutputOptions::from_params(&request.params, skip_special_tokens);
+        let tokenizer = app.model.text.tokenizer.as_ref();
+        let stream = tokenizer
+            .map(|tokenizer| OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options));
+        Ok(Self { stream: stream.transpose()?, num_tokens: 0, finished: None })
+    }
+
+    fn take(&mut self, sequence: SequenceOutput, params: &SamplingParams) -> Result<Update, ApiError> {
+        // The token that ended the sequence belongs to the output, but not to the text.
+        let shown = sequence.token_ids.len() - usize::from(sequence.stop_token_id.is_some());
+        let mut text = String::new();
+        let mut stopped = None;
+        if let Some(stream) = &mut self.stream {
+            let delta = stream.push(&sequence.token_ids[..shown])?;
+            (text, stopped) = (delta.text, delta.stopped);
+            if stopped.is_none() && sequence.finish_reason.is_some() {
+                let last = stream.finish()?;
+                text.push_str(&last.text);
+                stopped = last.stopped;
+            }
+        }
+        let asked = sequence.stop_token_id.filter(|token| params.stop_token_ids.contains(token));
+        let mut update = Update {
+            choice: 0,
+            text,
+            token_ids: sequence.token_ids,
+            logprobs: sequence.logprobs,
+            finish_reason: sequence.finish_reason,
+            // The model's own end is no reason that anyone asked for.
+            stop_reason: asked.map(StopReason::Token),
+        };
+        if let Some(stop) = stopped {
+            // Tokens after the one that completed the stop string do not belong to the output.
+            let kept = stop.num_tokens.saturating_sub(self.num_tokens);
+            update.token_ids.truncate(kept);
+            update.logprobs.truncate(kept);
+            update.finish_reason = Some(FinishReason::Stop);
+            update.stop_reason = Some(StopReason::Text(stop.stop));
+        }
+        self.num_tokens += update.token_ids.len();
+        self.finished = update.finish_reason;
+        Ok(update)
+    }
+}

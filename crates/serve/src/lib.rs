@@ -1,0 +1,39 @@
+//! The OpenAI-compatible server.
+//!
+//! HTTP requests come in here and become token ids (`text`) and engine requests (`engine`); the engine's tokens come
+//! back, become text, and leave as JSON or as server-sent events. This is the only crate that knows HTTP. It holds no
+//! model code and changes no request's state: it submits, reads, and lets go.
+//!
+//! The way of a request: `routes` (table of routes) → `access` (log, count) → `auth` → `body` (limits) → `types` →
+//! `params` and `prepare` (off the async threads) → `generation` → `sse` or one JSON answer.
+#![forbid(unsafe_code)]
+
+mod access;
+mod auth;
+mod body;
+mod config;
+mod cors;
+mod error;
+mod generation;
+mod ids;
+mod logprobs;
+mod metrics;
+mod model;
+mod openapi;
+mod params;
+mod prepare;
+mod routes;
+mod server;
+mod sse;
+mod state;
+mod trace;
+pub mod types;
+mod watchdog;
+
+pub use config::ServerConfig;
+pub use error::{ApiError, ErrorBody, ErrorDetail};
+pub use model::{ModelText, ServedModel};
+pub use server::{ServeError, Server};
+
+/// What answers say made them.
+const FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));

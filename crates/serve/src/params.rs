@@ -1,0 +1,174 @@
+//! From the fields of a request to [`SamplingParams`]: the request's wish, else the model's, else the API's default.
+
+use baton_core::{BeamParams, SamplingParams, TokenId};
+
+use crate::error::ApiError;
+use crate::state::App;
+use crate::types::common::SamplingFields;
+
+/// Texts that may end an answer; OpenAI allows 4, vLLM any number.
+const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_BIASES: usize = 1024;
+/// Every sampled token is compared with all of them, on the engine's thread.
+const MAX_STOP_TOKENS: usize = 1024;
+const MAX_SALT_BYTES: usize = 1024;
+
+/// What the APIs name differently.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ApiFields {
+    pub max_tokens: Option<u32>,
+    pub logprobs: Option<u32>,
+    pub best_of: Option<u32>,
+}
+
+/// How the answer is to be shown, besides how it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Show {
+    pub stream: bool,
+    pub include_usage: bool,
+    pub continuous_usage: bool,
+    pub token_ids: bool,
+    pub tokens_as_ids: bool,
+    pub skip_special_tokens: bool,
+}
+
+impl Show {
+    pub fn new(fields: &SamplingFields) -> Result<Self, ApiError> {
+        let stream = fields.stream.unwrap_or(false);
+        if !stream && fields.stream_options.is_some() {
+            let message = "stream_options is only for streams: set stream to true or leave it out";
+            return Err(ApiError::invalid_field("stream_options", message));
+        }
+        let options = fields.stream_options.unwrap_or_default();
+        Ok(Self {
+            stream,
+            include_usage: options.include_usage.unwrap_or(false),
+            continuous_usage: options.include_usage.unwrap_or(false)
+                && options.continuous_usage_stats.unwrap_or(false),
+            token_ids: fields.return_token_ids.unwrap_or(false),
+            tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
+            skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
+        })
+    }
+}
+
+pub fn sampling_params(
+    app: &App,
+    fields: &SamplingFields,
+    api: ApiFields,
+) -> Result<SamplingParams, ApiError> {
+    let defaults = app.model.text.default_sampling.clone();
+    let top_k = match fields.top_k {
+        None => defaults.top_k,
+        Some(0 | -1) => 0,
+        Some(top_k) => u32::try_from(top_k)
+            .map_err(|_| ApiError::invalid_field("top_k", "top_k must be -1, 0 or a positive number"))?,
+    };
+    let stop = fields.stop.clone().map_or_else(Vec::new, crate::types::common::Stop::into_list);
+    if stop.len() > MAX_STOPS || stop.iter().any(|text| text.len() > MAX_STOP_BYTES) {
+        let message = format!("stop may hold {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes each");
+        return Err(ApiError::invalid_field("stop", message));
+    }
+    for (name, value) in [("logprobs", api.logprobs), ("prompt_logprobs", fields.prompt_logprobs)] {
+        let limit = app.config.max_logprobs;
+        if value.is_some_and(|value| value > limit) {
+            return Err(ApiError::invalid_field(
+                name,
+                format!("{name} must be at most {limit} (--max-logprobs)"),
+            ));
+        }
+    }
+    if fields.stop_token_ids.as_ref().is_some_and(|tokens| tokens.len() > MAX_STOP_TOKENS) {
+        let message = format!("stop_token_ids may hold {MAX_STOP_TOKENS} tokens");
+        return Err(ApiError::invalid_field("stop_token_ids", message));
+    }
+    if fields.cache_salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > MAX_SALT_BYTES) {
+        let message = format!("cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes");
+        return Err(ApiError::invalid_field("cache_salt", message));
+    }
+    let beam = fields.use_beam_search.unwrap_or(false).then(|| BeamParams {
+        length_penalty: fields.length_penalty.unwrap_or(BeamParams::default().length_penalty),
+        early_stopping: fields.early_stopping.unwrap_or(false),
+    });
+    let params = SamplingParams {
+        temperature: fields.temperature.unwrap_or(defaults.temperature),
+        top_k,
+        top_p: fields.top_p.unwrap_or(defaults.top_p),
+        min_p: fields.min_p.unwrap_or(defaults.min_p),
+        repetition_penalty: fields.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+        presence_penalty: fields.presence_penalty.unwrap_or(defaults.presence_penalty),
+        frequency_penalty: fields.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+        logit_bias: logit_bias(fields)?,
+        // Any 64 bits are a seed, whatever their sign.
+        seed: fields.seed.map(|seed| seed as u64),
+        stop,
+        include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),
+        stop_token_ids: fields.stop_token_ids.clone().unwrap_or_default(),
+        min_tokens: fields.min_tokens.unwrap_or(0),
+        max_tokens: api.max_tokens,
+        ignore_eos: fields.ignore_eos.unwrap_or(false),
+        logprobs: api.logprobs,
+        prompt_logprobs: fields.prompt_logprobs,
+        n: fields.n.unwrap_or(1),
+        best_of: api.best_of,
+        beam,
+    };
+    params.validate(app.model.vocab_size as u32)?;
+    if !params.stop.is_empty() && app.model.text.tokenizer.is_none() {
+        return Err(ApiError::invalid_field("stop", "this model has no tokenizer: use stop_token_ids"));
+    }
+    let streams = fields.stream.unwrap_or(false);
+    if streams && params.selects_at_end() {
+        let param = if params.beam.is_some() { "use_beam_search" } else { "best_of" };
+        let message = format!("{param} chooses at the end, so it cannot be streamed: set stream to false");
+        return Err(ApiError::invalid_field(param, message));
+    }
+    Ok(params)
+}
+
+fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let Some(biases) = &fields.logit_bias else { return Ok(Vec::new()) };
+    if biases.len() > MAX_BIASES {
+        return Err(ApiError::invalid_field(
+            "logit_bias",
+            format!("logit_bias may hold {MAX_BIASES} tokens"),
+        ));
+    }
+    let entry = |(token, &bias): (&String, &f32)| {
+        let token = token.trim().parse().map_err(|_| {
+            ApiError::invalid_field("logit_bias", format!("logit_bias: {token:?} is not a token id"))
+        })?;
+        Ok((token, bias))
+    };
+    biases.iter().map(entry).collect()
+}
+
+/// How many tokens may follow the prompt: as asked, and never past the model's limit.
+pub fn limit_tokens(
+    app: &App,
+    params: &mut SamplingParams,
+    num_prompt_tokens: usize,
+) -> Result<(), ApiError> {
+    let limit = app.model.max_model_len;
+    if num_prompt_tokens >= limit {
+        let message = format!(
+            "the prompt has {num_prompt_tokens} tokens and at least one is to follow, but the model's limit is {limit} \
+             tokens: shorten the prompt"
+        );
+        return Err(ApiError::too_long("prompt", message));
+    }
+    let room = limit - num_prompt_tokens;
+    match params.max_tokens {
+        None => params.max_tokens = Some(room as u32),
+        Some(max_tokens) if max_tokens as usize > room => {
+            let message = format!(
+                "the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the \
+                 model's limit of {limit} tokens: lower max_tokens to {room} or shorten the prompt"
+            );
+            return Err(ApiError::too_long("max_tokens", message));
+        }
+        Some(_) => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The routes: one table, from which the router, `/docs` and `/openapi.json` are made.
+
+pub mod chat;
+pub mod completions;
+pub mod meta;
+pub mod models;
+pub mod probes;
+pub mod text;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use serde::Serialize;
+
+use crate::error::ApiError;
+use crate::state::App;
+use crate::{access, auth, cors};
+
+/// A route, and what a person or a generator of clients wants to know of it.
+pub struct Route {
+    pub path: &'static str,
+    pub method: &'static str,
+    pub summary: &'static str,
+    handler: fn() -> MethodRouter<Arc<App>>,
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+macro_rules! routes {
+    ($($method:ident $path:literal $handler:path, $summary:literal;)*) => {
+        &[$(Route {
+            path: $path,
+            method: stringify!($method),
+            summary: $summary,
+            handler: || $method($handler),
+        }),*]
+    };
+}
+
+pub const ROUTES: &[Route] = routes! {
+    get "/v1/models" models::list, "The served models";
+    get "/v1/models/{id}" models::one, "One served model";
+    post "/v1/chat/completions" chat::create, "Answer a conversation, whole or as a stream of events";
+    post "/v1/completions" completions::create, "Continue prompts, whole or as a stream of events";
+    post "/tokenize" text::tokenize, "The token ids of a prompt or a conversation";
+    post "/detokenize" text::detokenize, "The text of token ids";
+    get "/health" probes::health, "200 while the engine works, 503 when it is stuck or gone (open to all)";
+    get "/live" probes::live, "200 while the process answers (open to all)";
+    get "/ready" probes::ready, "200 while requests are taken, 503 when shutting down (open to all)";
+    get "/load" probes::load, "How many generation requests are being served";
+    get "/version" meta::version, "The server's version";
+    get "/metrics" meta::metrics, "Figures for Prometheus, under vLLM's names";
+    get "/openapi.json" meta::openapi, "This API for machines";
+    get "/docs" meta::docs, "This API for people";
+};
+
+/// The whole application.
+pub fn router(app: &Arc<App>) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        router = router.route(route.path, (route.handler)());
+    }
+    let router = router
+        .method_not_allowed_fallback(|request: Request| async move {
+            ApiError::wrong_method(request.method().as_str(), request.uri().path()).into_response()
+        })
+        .fallback(|request: Request| async move {
+            ApiError::no_such_route(request.method().as_str(), request.uri().path()).into_response()
+        })
+        .with_state(Arc::clone(app))
+        .layer(from_fn_with_state(Arc::clone(app), auth::authenticate));
+    // Outside of authentication: a browser asks for permission without a key.
+    let router = match cors::layer(&app.config.allowed_origins) {
+        Some(layer) => router.layer(layer),
+        None => router,
+    };
+    router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
+}
+
+/// A JSON answer.
+pub(crate) fn json(value: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(value).expect("our types serialise");
+    let mut response = Body::from(body).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Refuses a request for a model that is not served here.
+pub(crate) fn check_model(app: &App, asked: Option<&str>) -> Result<(), ApiError> {
+    match asked {
+        Some(name) if !app.model.is_named(name) => Err(ApiError::no_such_model(name, app.model.name())),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses fields that ask for what is not built.
+pub(crate) fn refuse(fields: &[(&str, &Option<serde_json::Value>)]) -> Result<(), ApiError> {
+    use serde_json::Value;
+    let asks = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty() && text != "none" && text != "auto",
+        Value::Array(list) => !list.is_empty(),
+        _ => true,
+    };
+    match fields.iter().find(|(_, value)| value.as_ref().is_some_and(asks)) {
+        Some((name, _)) => Err(ApiError::unsupported(name)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,69 @@
+//! `POST /tokenize` and `/detokenize`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::prepare::{self, ChatOptions};
+use crate::state::App;
+use crate::types::prompt::Prompt;
+use crate::types::text::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+
+use super::{check_model, json};
+
+pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let asked: TokenizeRequest = JsonBody::read(&app, request).await?.parse()?;
+    check_model(&app, asked.model.as_deref())?;
+    let names = asked.return_token_strs.unwrap_or(false);
+    let tokens = prepare::blocking(&app, move |app| match (asked.prompt, asked.messages) {
+        (Some(prompt), None) => {
+            prepare::tokenizer(app)?;
+            if prompt.is_empty() {
+                return Ok(Vec::new());
+            }
+            prepare::prompt_tokens(app, Prompt::Text(prompt), asked.add_special_tokens.unwrap_or(true))
+        }
+        (None, Some(messages)) => {
+            let options = ChatOptions {
+                add_generation_prompt: asked.add_generation_prompt,
+                continue_final_message: asked.continue_final_message,
+                add_special_tokens: asked.add_special_tokens,
+                documents: None,
+                chat_template_kwargs: asked.chat_template_kwargs,
+            };
+            prepare::chat_tokens(app, messages, options)
+        }
+        _ => Err(ApiError::invalid_field("prompt", "give either prompt or messages")),
+    })
+    .await?;
+    let token_strs = prepare::tokenizer(&app).ok().filter(|_| names).map(|tokenizer| {
+        tokens.iter().map(|&token| tokenizer.token_text(token).unwrap_or_default().to_owned()).collect()
+    });
+    Ok(json(&TokenizeResponse {
+        count: tokens.len(),
+        max_model_len: app.model.max_model_len,
+        tokens,
+        token_strs,
+    }))
+}
+
+pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let asked: DetokenizeRequest = JsonBody::read(&app, request).await?.parse()?;
+    check_model(&app, asked.model.as_deref())?;
+    let missing = || ApiError::invalid_field("tokens", "tokens is missing: give a list of token ids");
+    let tokens = asked.tokens.ok_or_else(missing)?;
+    let prompt = prepare::blocking(&app, move |app| {
+        let tokenizer = prepare::tokenizer(app)?;
+        let vocab_size = app.model.vocab_size;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            let message = format!("token {token} is outside the model's vocabulary of {vocab_size}");
+            return Err(ApiError::invalid_field("tokens", message));
+        }
+        Ok(tokenizer.decode(&tokens, false)?)
+    })
+    .await?;
+    Ok(json(&DetokenizeResponse { prompt }))
+}

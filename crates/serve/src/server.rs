@@ -1,0 +1,190 @@
+//! The listener: connections in, a drain at the end.
+//!
+//! A signal to stop does not close the listener at once: `/ready` must be able to say no, and every request that was
+//! accepted is finished, as long as the shutdown timeout allows. Only then do the connections and the engine end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::state::App;
+use crate::{ServedModel, ServerConfig, routes, watchdog};
+
+const MAX_HEADERS: usize = 100;
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// For the last bytes of finished answers to leave.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+/// After a failure of `accept` that may last (no more file descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error("cannot listen on {address}: {cause}; choose another --port or --host")]
+    Bind { address: SocketAddr, cause: io::Error },
+    #[error("the engine did not stop within the shutdown timeout")]
+    EngineStuck,
+}
+
+/// A server that listens and does not yet answer.
+#[derive(Debug)]
+pub struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Server {
+    pub async fn bind(model: ServedModel, config: ServerConfig) -> Result<Self, ServeError> {
+        let address = SocketAddr::new(config.host, config.port);
+        let bind = async {
+            let listener = TcpListener::bind(address).await?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) = bind.await.map_err(|cause| ServeError::Bind { address, cause })?;
+        Ok(Self { app: App::new(model, config), listener, address })
+    }
+
+    /// Where it listens; the port is a real one even if 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The routes without a listener, for tests in process.
+    pub fn router(&self) -> Router {
+        routes::router(&self.app)
+    }
+
+    /// Serves until `shutdown` is ready, then drains.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        let Self { app, listener, .. } = self;
+        let connections = Connections::new(&app);
+        let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
+        tokio::select! {
+            () = connections.accept(&listener) => {}
+            () = shutdown => {}
+        }
+        app.begin_drain();
+        let (timeout, begun) = (app.config.shutdown_timeout, tokio::time::Instant::now());
+        tracing::info!(in_flight = app.num_in_flight(), timeout_s = timeout.as_secs_f64(), "draining");
+        tokio::select! {
+            () = connections.accept(&listener) => {}
+            () = app.idle() => {}
+            () = tokio::time::sleep(timeout) => {
+                tracing::warn!(lost = app.num_in_flight(), "the shutdown timeout is over: requests are lost");
+            }
+        }
+        drop(listener);
+        connections.finish().await;
+        watchdog.abort();
+        let left = timeout.saturating_sub(begun.elapsed()).max(LAST_BYTES);
+        let engine = app.model.engine.clone();
+        let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
+        tokio::time::timeout(left, stopped).await.map_err(|_| ServeError::EngineStuck)?.ok();
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+struct Connections {
+    router: Router,
+    graceful: GracefulShutdown,
+    slots: Arc<Semaphore>,
+    /// True when what is left must end at once.
+    closed: watch::Sender<bool>,
+    read_timeout: Duration,
+}
+
+impl Connections {
+    fn new(app: &Arc<App>) -> Self {
+        Self {
+            router: routes::router(app),
+            graceful: GracefulShutdown::new(),
+            slots: Arc::new(Semaphore::new(app.config.max_connections)),
+            closed: watch::Sender::new(false),
+            read_timeout: app.config.read_timeout,
+        }
+    }
+
+    /// Never ends by itself.
+    async fn accept(&self, listener: &TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => match Arc::clone(&self.slots).try_acquire_owned() {
+                    Ok(slot) => self.serve(stream, slot),
+                    Err(_) => refuse(stream),
+                },
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn serve(&self, stream: TcpStream, slot: OwnedSemaphorePermit) {
+        // A token is a small packet: it must not wait for the next one.
+        let _ = stream.set_nodelay(true);
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.read_timeout)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD_BYTES)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router.clone()));
+        let watcher: Watcher = self.graceful.watcher();
+        let watched = watcher.watch(connection);
+        let mut closed = self.closed.subscribe();
+        tokio::spawn(async move {
+            let _slot = slot;
+            tokio::select! {
+                ended = watched => {
+                    if let Err(error) = ended {
+                        // Clients come and go; that is no event for an operator.
+                        tracing::trace!(%error, "a connection ended early");
+                    }
+                }
+                _ = closed.wait_for(|closed| *closed) => {}
+            }
+        });
+    }
+
+    /// Lets answers under way leave, then closes what is left.
+    async fn finish(self) {
+        let _ = tokio::time::timeout(LAST_BYTES, self.graceful.shutdown()).await;
+        self.closed.send_replace(true);
+    }
+}
+
+/// More connections than there may be: say so and close.
+fn refuse(stream: TcpStream) {
+    const ANSWER: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
+        Content-Type: application/json\r\nContent-Length: 128\r\n\r\n\
+        {\"error\":{\"message\":\"the server has as many connections as it may hold\",\
+        \"type\":\"server_error\",\"param\":null,\"code\":\"overloaded\"}}";
+    tokio::spawn(async move {
+        if let Ok(Ok(())) = tokio::time::timeout(LAST_BYTES, stream.writable()).await {
+            // A new socket has room for so few bytes; where it has not, closing says the same.
+            let _ = stream.try_write(ANSWER);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_refusal_states_its_length() {
+        let body = "{\"error\":{\"message\":\"the server has as many connections as it may hold\",\
+                    \"type\":\"server_error\",\"param\":null,\"code\":\"overloaded\"}}";
+        assert_eq!(body.len(), 128);
+    }
+}

@@ -1,0 +1,93 @@
+//! `--profile`: the step loop as a Chrome trace (open it in Perfetto or chrome://tracing).
+//!
+//! One event a phase of a step, written as it happens; the file can be read even if the process was killed, because
+//! the format allows the list to be left open.
+
+use std::io::{BufWriter, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Rows of the picture.
+#[derive(Clone, Copy, Debug)]
+pub enum Row {
+    Engine = 1,
+    Text = 2,
+}
+
+pub struct Trace {
+    origin: Instant,
+    out: Mutex<BufWriter<Box<dyn Write + Send>>>,
+}
+
+impl std::fmt::Debug for Trace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Trace")
+    }
+}
+
+impl Trace {
+    pub fn new(out: Box<dyn Write + Send>) -> Self {
+        let trace = Self { origin: Instant::now(), out: Mutex::new(BufWriter::new(out)) };
+        trace.write(format_args!(
+            "[{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":1,\"args\":{{\"name\":\"engine\"}}}},\n\
+             {{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":2,\"args\":{{\"name\":\"text\"}}}}"
+        ));
+        trace
+    }
+
+    /// One stretch of work. `name` is one of ours: it needs no escaping.
+    pub fn span(&self, row: Row, name: &str, start: Instant, end: Instant, step: u64, num_tokens: usize) {
+        let begin_us = start.saturating_duration_since(self.origin).as_nanos() as f64 / 1e3;
+        let duration_us = end.saturating_duration_since(start).as_nanos() as f64 / 1e3;
+        self.write(format_args!(
+            ",\n{{\"name\":\"{name}\",\"ph\":\"X\",\"pid\":1,\"tid\":{},\"ts\":{begin_us:.3},\"dur\":{duration_us:.3},\
+             \"args\":{{\"step\":{step},\"num_tokens\":{num_tokens}}}}}",
+            row as u8
+        ));
+    }
+
+    fn write(&self, text: std::fmt::Arguments<'_>) {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        // A full disk costs the profile, not the requests.
+        let _ = out.write_fmt(text);
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.write(format_args!("]\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_trace_is_a_list_of_events() {
+        let file = Shared::default();
+        let trace = Trace::new(Box::new(file.clone()));
+        let start = Instant::now();
+        trace.span(Row::Engine, "wait", start, start + Duration::from_micros(250), 7, 64);
+        drop(trace);
+        let events: serde_json::Value = serde_json::from_slice(&file.0.lock().unwrap()).expect("JSON");
+        assert_eq!(events[2]["name"], "wait");
+        assert_eq!(events[2]["dur"], 250.0);
+        assert_eq!(events[2]["args"]["num_tokens"], 64);
+    }
+}

@@ -1,0 +1,84 @@
+//! `/v1/completions`.
+
+use std::collections::BTreeMap;
+
+use baton_core::TokenId;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::chat::ResponseFormat;
+use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
+use super::prompt::Prompts;
+
+/// The fields of a completion besides [`super::common::SamplingFields`].
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(extend("required" = ["prompt"]))]
+pub struct CompletionFields {
+    /// A text, token ids, or a list of either.
+    pub prompt: Option<Prompts>,
+    /// Begin the output with the prompt.
+    pub echo: Option<bool>,
+    /// How many to sample; the best `n` are returned.
+    pub best_of: Option<u32>,
+    /// Report log-probabilities, with this many alternatives.
+    pub logprobs: Option<u32>,
+    pub add_special_tokens: Option<bool>,
+    pub response_format: Option<ResponseFormat>,
+    pub suffix: Unsupported,
+    pub prompt_embeds: Unsupported,
+    pub structured_outputs: Unsupported,
+    pub guided_json: Unsupported,
+    pub guided_regex: Unsupported,
+    pub guided_choice: Unsupported,
+    pub guided_grammar: Unsupported,
+}
+
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CompletionResponse {
+    pub id: String,
+    pub object: &'static str,
+    pub created: u64,
+    pub model: String,
+    pub choices: Vec<CompletionChoice>,
+    pub usage: Usage,
+    pub system_fingerprint: &'static str,
+}
+
+/// The same in a whole answer and in a chunk.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CompletionChoice {
+    pub index: usize,
+    pub text: String,
+    pub logprobs: Option<CompletionLogprobs>,
+    pub finish_reason: Option<&'static str>,
+    pub stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<TokenId>>,
+}
+
+/// Parallel lists, one entry a token.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct CompletionLogprobs {
+    pub tokens: Vec<String>,
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Where the token begins in the text, in characters.
+    pub text_offset: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CompletionChunk<'a> {
+    pub id: &'a str,
+    pub object: &'static str,
+    pub created: u64,
+    pub model: &'a str,
+    pub choices: &'a [CompletionChoice],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+    pub system_fingerprint: &'static str,
+}

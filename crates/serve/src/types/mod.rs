@@ -1,0 +1,8 @@
+//! What goes over the wire, one file an API. Requests are read leniently: an unknown field is ignored, `null` is the
+//! same as absent. Responses have the shapes of OpenAI's API with vLLM's additions.
+
+pub mod chat;
+pub mod common;
+pub mod completions;
+pub mod prompt;
+pub mod text;

@@ -1,0 +1,307 @@
+//! What operators meet: errors, keys, limits, metrics, descriptions of the API.
+
+mod common;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use baton_engine::EngineConfig;
+use baton_serve::ServerConfig;
+use common::{MAX_MODEL_LEN, client, client_with, engine_config};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+#[tokio::test]
+async fn every_wrong_field_is_named() {
+    let client = client().await;
+    let message = json!([{"role": "user", "content": "Hi"}]);
+    let chats = [
+        (json!({}), "messages", "missing"),
+        (json!({"messages": []}), "messages", "at least one"),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing"),
+        (json!({"messages": [{"content": "Hi"}]}), "messages[0].role", "must be"),
+        (json!({"messages": "Hi"}), "messages", "messages"),
+        (json!({"messages": message, "temperature": "hot"}), "temperature", "temperature"),
+        (json!({"messages": message, "temperature": -1}), "temperature", ">= 0"),
+        (json!({"messages": message, "top_p": 2}), "top_p", "(0, 1]"),
+        (json!({"messages": message, "top_k": -2}), "top_k", "-1"),
+        (json!({"messages": message, "n": 0}), "n", "1..="),
+        (json!({"messages": message, "max_tokens": 0}), "max_tokens", ">= 1"),
+        (json!({"messages": message, "max_tokens": 1000}), "max_tokens", "96"),
+        (json!({"messages": message, "top_logprobs": 2}), "top_logprobs", "logprobs"),
+        (json!({"messages": message, "logprobs": true, "top_logprobs": 21}), "top_logprobs", "20"),
+        (json!({"messages": message, "stop_token_ids": vec![5; 1025]}), "stop_token_ids", "1024"),
+        (json!({"messages": message, "cache_salt": ""}), "cache_salt", "1024"),
+        (json!({"messages": message, "logit_bias": {"x": 1}}), "logit_bias", "not a token id"),
+        (json!({"messages": message, "logit_bias": {"5": 101}}), "logit_bias", "100"),
+        (json!({"messages": message, "stop": [""]}), "stop", "non-empty"),
+        (json!({"messages": message, "stop": 5}), "stop", "stop"),
+        (json!({"messages": message, "stream_options": {}}), "stream_options", "stream"),
+        (json!({"messages": message, "tools": [{"type": "function"}]}), "tools", "not supported"),
+        (
+            json!({"messages": message, "response_format": {"type": "json_object"}}),
+            "response_format",
+            "not supported",
+        ),
+        (json!({"messages": message, "modalities": ["audio"]}), "modalities", "not supported"),
+    ];
+    for (body, param, expect) in chats {
+        check_refused(&client, CHAT, &body, param, expect).await;
+    }
+    let completions = [
+        (json!({}), "prompt", "missing"),
+        (json!({"prompt": ""}), "prompt", "empty"),
+        (json!({"prompt": []}), "prompt", "1 to"),
+        (json!({"prompt": [1, 160]}), "prompt", "vocabulary"),
+        (json!({"prompt": "Hi", "suffix": "x"}), "suffix", "not supported"),
+        (json!({"prompt": "Hi", "max_tokens": 0}), "max_tokens", ">= 1"),
+        (json!({"prompt": "x".repeat(96)}), "prompt", "96"),
+        (json!({"prompt": "x".repeat(10_000)}), "prompt", "bytes"),
+        (json!({"prompt": "Hi", "n": 128, "temperature": 1}), "", "--max-num-seqs"),
+    ];
+    for (body, param, expect) in completions {
+        check_refused(&client, COMPLETIONS, &body, param, expect).await;
+    }
+    client.assert_idle().await;
+}
+
+async fn check_refused(client: &common::Client, path: &str, body: &Value, param: &str, expect: &str) {
+    let answer = client.post(path, body).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}: {}", answer.text);
+    let error = &answer.json()["error"];
+    assert_eq!(error["type"], "invalid_request_error", "{body}");
+    assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body}: {error}");
+    assert!(error["message"].as_str().unwrap().contains(expect), "{body}: {error}");
+}
+
+#[tokio::test]
+async fn harmless_fields_are_ignored() {
+    let body = json!({
+        "prompt": "Hi", "max_tokens": 2, "user": "me", "unknown": {"deep": [1]}, "top_k": -1, "logit_bias": null,
+        "stop": null, "suffix": null,
+    });
+    client().await.ok(COMPLETIONS, &body).await;
+    let chat = json!({
+        "messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 2, "tools": [], "tool_choice": "none",
+        "store": false, "metadata": {}, "response_format": {"type": "text"},
+    });
+    client().await.ok(CHAT, &chat).await;
+}
+
+#[tokio::test]
+async fn http_errors_have_openais_shape() {
+    let client =
+        client_with(ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() }, &engine_config()).await;
+    let post = |path: &str| Request::post(path).header("content-type", "application/json");
+    let big = format!("{{\"prompt\": \"{}\"}}", "x".repeat(2000));
+    let cases = [
+        (client.get("/nothing").await, 404, "unknown_url"),
+        (client.get(CHAT).await, 405, "method_not_supported"),
+        (client.finish(post(CHAT), "{\"messages\": [").await, 400, ""),
+        (client.finish(post(CHAT), "[1]").await, 400, ""),
+        (client.finish(post(CHAT), "{} {}").await, 400, ""),
+        (client.finish(post(COMPLETIONS), "\u{0}").await, 400, ""),
+        (client.finish(post(COMPLETIONS), Body::empty()).await, 400, ""),
+        (client.finish(post(COMPLETIONS), big).await, 413, ""),
+        (client.finish(Request::post(CHAT).header("content-type", "text/plain"), "{}").await, 415, ""),
+        (client.post(CHAT, &json!({"model": "gpt-4", "messages": []})).await, 404, "model_not_found"),
+        (client.get("/v1/models/gpt-4").await, 404, "model_not_found"),
+    ];
+    for (answer, status, code) in cases {
+        assert_eq!(answer.status.as_u16(), status, "{}", answer.text);
+        let error = &answer.json()["error"];
+        assert!(error["message"].is_string() && error["type"].is_string(), "{error}");
+        assert_eq!(error["code"].as_str().unwrap_or_default(), code, "{error}");
+        assert!(answer.headers.contains_key("x-request-id"));
+    }
+}
+
+#[tokio::test]
+async fn keys_guard_everything_but_the_probes() {
+    let keys = vec!["first".to_owned(), "second".to_owned()];
+    let open =
+        client_with(ServerConfig { api_keys: keys, ..ServerConfig::default() }, &engine_config()).await;
+    for path in ["/health", "/live", "/ready"] {
+        assert_eq!(open.get(path).await.status, StatusCode::OK, "{path}");
+    }
+    for path in
+        ["/v1/models", "/metrics", "/docs", "/openapi.json", "/version", "/load", "/nothing", "/health/"]
+    {
+        let answer = open.get(path).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+        assert_eq!(open.with_key("wrong").get(path).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    assert_eq!(open.with_key("second").get("/v1/models").await.status, StatusCode::OK);
+    // The same prompt twice with one key is found in the cache; with another key it is not.
+    let body = json!({"prompt": "a long enough prompt", "max_tokens": 1});
+    let cached = |answer: Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let (first, second) = (open.with_key("first"), open.with_key("second"));
+    assert_eq!(cached(first.ok(COMPLETIONS, &body).await), 0);
+    assert!(cached(first.ok(COMPLETIONS, &body).await) > 0);
+    assert_eq!(cached(second.ok(COMPLETIONS, &body).await), 0);
+    let salted = json!({"prompt": "a long enough prompt", "max_tokens": 1, "cache_salt": "mine"});
+    assert_eq!(cached(first.ok(COMPLETIONS, &salted).await), 0);
+}
+
+#[tokio::test]
+async fn a_full_queue_turns_requests_away() {
+    let engine = EngineConfig { max_num_seqs: 1, max_num_queued_reqs: 2, ..engine_config() };
+    let client = client_with(ServerConfig::default(), &engine).await;
+    let many = json!({"prompt": vec!["Hi"; 50], "max_tokens": 50});
+    let answer = client.post(COMPLETIONS, &many).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{}", answer.text);
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_eq!(answer.json()["error"]["code"], "rate_limit_exceeded");
+    // What was in the queue leaves it with its client, so whoever tries again as told gets in.
+    for _ in 0..500 {
+        let again = client.post(COMPLETIONS, &json!({"prompt": "Hi", "max_tokens": 2})).await;
+        if again.status == StatusCode::OK {
+            return client.assert_idle().await;
+        }
+        assert_eq!(again.status, StatusCode::TOO_MANY_REQUESTS, "{}", again.text);
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("the queue stays full");
+}
+
+#[tokio::test]
+async fn too_many_continuations_are_refused() {
+    let client =
+        client_with(ServerConfig { max_choices: 4, ..ServerConfig::default() }, &engine_config()).await;
+    let body = json!({"prompt": ["a", "b", "c"], "n": 2});
+    assert_eq!(client.post(COMPLETIONS, &body).await.json()["error"]["param"], "n");
+    let body = json!({"prompt": ["a", "b", "c", "d", "e"]});
+    assert_eq!(client.post(COMPLETIONS, &body).await.json()["error"]["param"], "prompt");
+}
+
+#[tokio::test]
+async fn models_and_tokens() {
+    let client = client().await;
+    let models = client.get("/v1/models").await.json();
+    let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["tiny", "alias"]);
+    assert_eq!(models["data"][0]["max_model_len"], MAX_MODEL_LEN);
+    assert_eq!(client.get("/v1/models/alias").await.json()["id"], "alias");
+    let tokens = client.ok("/tokenize", &json!({"prompt": "Hi yo", "return_token_strs": true})).await;
+    assert_eq!(tokens["count"], 5);
+    assert_eq!(tokens["token_strs"], json!(["H", "i", "Ġ", "y", "o"]));
+    let text = client.ok("/detokenize", &json!({"tokens": tokens["tokens"]})).await;
+    assert_eq!(text["prompt"], "Hi yo");
+    let chat = client.ok("/tokenize", &json!({"messages": [{"role": "user", "content": "Hi"}]})).await;
+    assert_eq!(chat["count"], 4);
+    let wrong = client.post("/detokenize", &json!({"tokens": [999]})).await;
+    assert_eq!(wrong.json()["error"]["param"], "tokens");
+}
+
+#[tokio::test]
+async fn metrics_have_vllms_names() {
+    let client = client().await;
+    client.ok(COMPLETIONS, &json!({"prompt": "Hello", "max_tokens": 6, "ignore_eos": true})).await;
+    client.assert_idle().await;
+    let page = client.get("/metrics").await;
+    assert!(page.headers["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
+    let labels = "{engine=\"0\",model_name=\"tiny\"}";
+    for (name, value) in [
+        ("vllm:num_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+        ("vllm:kv_cache_usage_perc", 0.0),
+        ("vllm:prompt_tokens_total", 5.0),
+        ("vllm:generation_tokens_total", 6.0),
+        ("vllm:num_preemptions_total", 0.0),
+        ("vllm:time_to_first_token_seconds_count", 1.0),
+        ("vllm:inter_token_latency_seconds_count", 5.0),
+        ("vllm:e2e_request_latency_seconds_count", 1.0),
+        ("vllm:request_queue_time_seconds_count", 1.0),
+        ("vllm:request_prefill_time_seconds_count", 1.0),
+        ("vllm:request_decode_time_seconds_count", 1.0),
+        ("vllm:request_inference_time_seconds_count", 1.0),
+        ("vllm:iteration_tokens_total_count", 6.0),
+        ("vllm:request_prompt_tokens_sum", 5.0),
+        ("vllm:request_generation_tokens_sum", 6.0),
+        ("vllm:request_params_max_tokens_sum", 6.0),
+    ] {
+        assert_eq!(client.metric(&format!("{name}{labels}")).await, value, "{name}");
+    }
+    assert!(client.metric(&format!("vllm:prefix_cache_queries_total{labels}")).await > 0.0);
+    assert!(page.text.contains("vllm:cache_config_info{block_size=\"4\""));
+    assert!(
+        page.text.contains(
+            "vllm:inter_token_latency_seconds_bucket{engine=\"0\",model_name=\"tiny\",le=\"0.0005\"}"
+        )
+    );
+    for line in page.text.lines().filter(|line| !line.starts_with('#')) {
+        let value = line.rsplit(' ').next().unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn the_api_describes_itself() {
+    let client = client().await;
+    let document = client.get("/openapi.json").await.json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let docs = client.get("/docs").await.text;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        assert!(docs.contains(path.as_str()), "{path}");
+        let method = methods.as_object().unwrap().keys().next().unwrap().to_uppercase();
+        let request = Request::builder().method(method.as_str()).uri(path.replace("{id}", "tiny"));
+        let status = client.finish(request, Body::empty()).await.status;
+        assert!(
+            status != StatusCode::NOT_FOUND && status != StatusCode::METHOD_NOT_ALLOWED,
+            "{path}: {status}"
+        );
+    }
+    assert!(client.get("/version").await.json()["version"].is_string());
+    assert_eq!(client.get("/load").await.json()["server_load"], 0);
+}
+
+#[tokio::test]
+async fn browsers_need_permission() {
+    let ask = || {
+        Request::options(CHAT)
+            .header("origin", "https://page.example")
+            .header("access-control-request-method", "POST")
+    };
+    let closed = client().await.finish(ask(), Body::empty()).await;
+    assert!(!closed.headers.contains_key("access-control-allow-origin"));
+    let allowed_origins = vec!["https://page.example".to_owned()];
+    let keys = vec!["key".to_owned()];
+    let config = ServerConfig { allowed_origins, api_keys: keys, ..ServerConfig::default() };
+    let open = client_with(config, &engine_config()).await.finish(ask(), Body::empty()).await;
+    assert_eq!(open.headers["access-control-allow-origin"], "https://page.example");
+}
+
+#[tokio::test]
+async fn health_fails_while_a_step_takes_too_long() {
+    // With no patience at all, every step takes too long.
+    let config = ServerConfig { stall_timeout: std::time::Duration::ZERO, ..ServerConfig::default() };
+    let client = client_with(config, &engine_config()).await;
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    let working = client.clone();
+    let body = json!({"prompt": vec!["Hello"; 40], "max_tokens": 80, "ignore_eos": true});
+    let work = tokio::spawn(async move { working.ok(COMPLETIONS, &body).await });
+    let mut failures = 0;
+    while !work.is_finished() {
+        let answer = client.get("/health").await;
+        if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+            assert!(answer.json()["error"]["message"].as_str().unwrap().contains("stuck"));
+            assert_eq!(client.get("/live").await.status, StatusCode::OK);
+            failures += 1;
+        }
+        tokio::task::yield_now().await;
+    }
+    work.await.expect("the work is done all the same");
+    assert!(failures > 0, "nobody noticed");
+    client.assert_idle().await;
+    // The loop goes to sleep just after its figures say that nothing is left.
+    for _ in 0..500 {
+        if client.get("/health").await.status == StatusCode::OK {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("an idle engine is not stuck");
+}
