@@ -28,6 +28,7 @@ pub(crate) const PARTIAL_LSE_SHARE: usize = 32;
 /// Values of a weight that are converted at once for a large product.
 const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
+const MAX_SMALL_HEAD: usize = 32768;
 const MAX_IN_FLIGHT: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -340,7 +341,8 @@ impl Backend for CudaBackend {
         }
         let weight = Weight::load(&self.device.gpu, &mut self.staging, parts)?;
         if usage != WeightUse::Embedding {
-            let is_head = self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
+            // A head writes logits, never scratch; a small one is not worth knowing.
+            let is_head = weight.rows > MAX_SMALL_HEAD && self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
             self.widest_linear.0 = self.widest_linear.0.max(if is_head { 0 } else { weight.rows });
             self.widest_linear.1 = self.widest_linear.1.max(weight.cols);
             self.largest_converted = self.largest_converted.max(weight.largest_converted().unwrap_or(0));

@@ -14,8 +14,8 @@ use crate::graphs::Shape;
 use crate::kernels::PRODUCT_ROWS;
 use crate::weights::Part;
 
-/// More rows than this go to cuBLASLt. Quantised weights get twice as many, because those must be converted first.
-pub const MAX_PRODUCT_ROWS: usize = 4;
+/// More rows of bf16 weights than this go to cuBLASLt. Other formats get more, because those must be converted first.
+pub const MAX_PRODUCT_ROWS: usize = 2;
 const MAX_QUANTISED_ROWS: usize = 8;
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;

@@ -83,7 +83,7 @@ impl Ops for Filter<'_> {
     }
 }
 
-pub fn run(model: &Path, batches: &[usize], context: usize, split: usize) {
+pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
     let files = ModelFiles::open(model, LoadFormat::Dummy).expect("the model opens");
     let config = files.config().clone();
     let max_batch = *batches.iter().max().expect("a batch");
@@ -106,16 +106,19 @@ pub fn run(model: &Path, batches: &[usize], context: usize, split: usize) {
     let pages = max_batch * max_model_len.div_ceil(BLOCK_SIZE);
     cuda.create_kv_cache(&spec, pages, 0).expect("the KV cache fits");
     println!("{:.1} GB of weights in {:.1} s", cuda.weight_bytes() as f64 / 1e9, start.elapsed().as_secs_f64());
-    println!("{:>6} {:>8} {:>12} {:>10} {:>10}  (context {context}, split {split})", "batch", "ops", "prefill tok/s", "ms a step", "tok/s");
-    for &batch in batches {
+    println!("{:>6} {:>6} {:>8} {:>13} {:>10} {:>10}  (context {context})", "batch", "split", "ops", "prefill tok/s", "ms a step", "tok/s");
+    for (&batch, &split) in batches.iter().flat_map(|batch| splits.iter().map(move |split| (batch, split))) {
         let mut state = Decode { batch, split, max_model_len, input: StepInput::default(), windows: config.attention_kinds() };
         let prefill = state.prefill(&mut cuda, &decoder, context);
         for (name, part) in
             [("all", Part::All), ("no attn", Part::NoAttention), ("linear", Part::OnlyLinear), ("head", Part::OnlyHead)]
         {
+            if part != Part::All && split != splits[0] {
+                continue;
+            }
             let seconds = state.decode(&mut cuda, &Some { decoder: &decoder, part }, context);
             println!(
-                "{batch:>6} {name:>8} {prefill:>12.0} {:>10.3} {:>10.1}",
+                "{batch:>6} {split:>6} {name:>8} {prefill:>13.0} {:>10.3} {:>10.1}",
                 seconds * 1e3,
                 batch as f64 / seconds
             );

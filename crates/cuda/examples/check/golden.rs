@@ -9,8 +9,8 @@ use crate::backend;
 use crate::harness::{Harness, Options, Run, argmax, relay_plan};
 use crate::table::Table;
 
-/// Of the largest logit. A bf16 has 8 bits; these models are a few layers deep.
-const TOLERANCE: f32 = 4e-2;
+/// Of the largest logit. Transformers' own bf16 is off by up to 0.06 on these models (qwen3), which are small and wild.
+const TOLERANCE: f32 = 6e-2;
 const BLOCK_SIZE: usize = 16;
 
 struct Prompt {

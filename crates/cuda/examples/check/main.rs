@@ -1,7 +1,7 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops | sampling | golden GOLDEN_DIR | bench MODEL_DIR BATCH,BATCH,… [CONTEXT] [SPLIT]
+//! check ops | sampling | golden GOLDEN_DIR | bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…]
 //! ```
 //! Prints a line a check and exits non-zero if any failed.
 
@@ -44,11 +44,12 @@ fn main() -> ExitCode {
         ["sampling"] => sampling::check(&mut table),
         ["golden", folder] => golden::check(Path::new(folder), &mut table),
         ["bench", model, batches, rest @ ..] => {
-            let batches: Vec<usize> = batches.split(',').map(|batch| batch.parse().expect("a number")).collect();
-            let number = |index: usize, default: usize| {
-                rest.get(index).map_or(default, |text| text.parse().expect("a number"))
+            let numbers = |text: &str| -> Vec<usize> {
+                text.split(',').map(|number| number.parse().expect("a number")).collect()
             };
-            bench::run(Path::new(model), &batches, number(0, 128), number(1, 256));
+            let context = rest.first().map_or(256, |text| text.parse().expect("a number"));
+            let splits = numbers(rest.get(1).copied().unwrap_or("256"));
+            bench::run(Path::new(model), &numbers(batches), context, &splits);
         }
         other => {
             eprintln!("unknown arguments {other:?}: see the top of examples/check/main.rs");

@@ -169,13 +169,6 @@ __device__ __forceinline__ void dot(const ProductParams& p, const u8* (&rows)[WE
             if (i + a * 256 < p.cols) chunks[a][w].load(rows[w], i + a * 256);
     wait_for_previous();
     while (i < p.cols) {
-        Chunk next[AHEAD][WEIGHTS];
-        u32 following = i + AHEAD * 256;
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++)
-#pragma unroll
-            for (int w = 0; w < WEIGHTS; w++)
-                if (following + a * 256 < p.cols) next[a][w].load(rows[w], following + a * 256);
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             if (i + a * 256 >= p.cols) break;
@@ -192,11 +185,12 @@ __device__ __forceinline__ void dot(const ProductParams& p, const u8* (&rows)[WE
                     for (int j = 0; j < 8; j++) sum[w][m] = fmaf(weight[w][j], x[j], sum[w][m]);
             }
         }
+        i += AHEAD * 256;
 #pragma unroll
         for (int a = 0; a < AHEAD; a++)
 #pragma unroll
-            for (int w = 0; w < WEIGHTS; w++) chunks[a][w] = next[a][w];
-        i = following;
+            for (int w = 0; w < WEIGHTS; w++)
+                if (i + a * 256 < p.cols) chunks[a][w].load(rows[w], i + a * 256);
     }
 #pragma unroll
     for (int w = 0; w < WEIGHTS; w++)

@@ -128,7 +128,9 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
             u32 token = history[2 * i], count = history[2 * i + 1] & 0x7fffffffu;
             if (token < start || token >= end) continue;
             float x = adjusted[token];
-            x = x > 0.0f ? __fdiv_rn(x, row.repetition_penalty) : __fmul_rn(x, row.repetition_penalty);
+            // The top bit says that the token is in the prompt.
+            if (history[2 * i + 1] != 0)
+                x = x > 0.0f ? __fdiv_rn(x, row.repetition_penalty) : __fmul_rn(x, row.repetition_penalty);
             x = __fsub_rn(x, __fmul_rn(row.frequency_penalty, (float)count));
             if (count > 0) x = __fsub_rn(x, row.presence_penalty);
             adjusted[token] = x;
