@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{root, run};
 
@@ -27,20 +27,23 @@ pub fn fetch() -> Result<TestData> {
     Ok(TestData { model: model(&cache)?, tokenizers: tokenizers(&cache)? })
 }
 
-/// Pulls the default model with the product's own command.
+/// Pulls the default model with the product's own command, which checks it if it is here already.
 fn model(cache: &Path) -> Result<PathBuf> {
-    let output = Command::new("cargo")
-        .args(["run", "--quiet", "--locked", "--package", "baton-cli", "--", "pull", "--print-path"])
-        .env("BATON_HOME", cache.join("home"))
-        .current_dir(root())
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("`baton pull` failed ({})", output.status);
-    }
-    let path = String::from_utf8(output.stdout).context("`baton pull --print-path` prints a path")?;
-    Ok(PathBuf::from(path.trim()))
+    let home = cache.join("home");
+    run(Command::new("cargo")
+        .args(["run", "--quiet", "--locked", "--package", "baton-cli", "--", "pull"])
+        .env("BATON_HOME", &home)
+        .current_dir(root()))?;
+    find(&home.join("models"), "gguf")
+}
+
+/// The file of a folder that has this ending.
+fn find(folder: &Path, ending: &str) -> Result<PathBuf> {
+    std::fs::read_dir(folder)
+        .with_context(|| format!("cannot list {}", folder.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|end| end == ending))
+        .with_context(|| format!("there is no .{ending} file in {}", folder.display()))
 }
 
 fn tokenizers(cache: &Path) -> Result<PathBuf> {
@@ -61,10 +64,7 @@ fn tokenizers(cache: &Path) -> Result<PathBuf> {
         .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest"])
         .arg(&download)
         .arg(VOCABULARY_PACKAGE))?;
-    let archive = std::fs::read_dir(&download)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|end| end == "gz"))
-        .context("pip downloaded no source archive")?;
+    let archive = find(&download, "gz")?;
     run(Command::new("tar")
         .args(["--extract", "--gzip", "--wildcards", "--strip-components=4", "--file"])
         .arg(&archive)

@@ -108,7 +108,12 @@ pub struct ParamError {
     pub got: String,
 }
 
-fn require(ok: bool, name: &'static str, allowed: &str, got: impl ToString) -> Result<(), ParamError> {
+fn require(
+    ok: bool,
+    name: &'static str,
+    allowed: &str,
+    got: &dyn std::fmt::Display,
+) -> Result<(), ParamError> {
     if ok { Ok(()) } else { Err(ParamError { name, allowed: allowed.to_owned(), got: got.to_string() }) }
 }
 
@@ -141,58 +146,58 @@ impl SamplingParams {
             self.temperature.is_finite() && self.temperature >= 0.0,
             "temperature",
             "a number >= 0",
-            self.temperature,
+            &self.temperature,
         )?;
-        require(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)?;
-        require((0.0..=1.0).contains(&self.min_p), "min_p", "in [0, 1]", self.min_p)?;
+        require(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "in (0, 1]", &self.top_p)?;
+        require((0.0..=1.0).contains(&self.min_p), "min_p", "in [0, 1]", &self.min_p)?;
         require(
             self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0,
             "repetition_penalty",
             "a number > 0",
-            self.repetition_penalty,
+            &self.repetition_penalty,
         )?;
         let penalty = -2.0..=2.0;
         require(
             penalty.contains(&self.presence_penalty),
             "presence_penalty",
             "in [-2, 2]",
-            self.presence_penalty,
+            &self.presence_penalty,
         )?;
         require(
             penalty.contains(&self.frequency_penalty),
             "frequency_penalty",
             "in [-2, 2]",
-            self.frequency_penalty,
+            &self.frequency_penalty,
         )?;
         for &(token, bias) in &self.logit_bias {
-            require(in_vocab(token), "logit_bias", &below_vocab, token)?;
-            require((-100.0..=100.0).contains(&bias), "logit_bias", "values in [-100, 100]", bias)?;
+            require(in_vocab(token), "logit_bias", &below_vocab, &token)?;
+            require((-100.0..=100.0).contains(&bias), "logit_bias", "values in [-100, 100]", &bias)?;
         }
         for &token in &self.stop_token_ids {
-            require(in_vocab(token), "stop_token_ids", &below_vocab, token)?;
+            require(in_vocab(token), "stop_token_ids", &below_vocab, &token)?;
         }
-        require(!self.stop.iter().any(String::is_empty), "stop", "non-empty strings", "\"\"")?;
+        require(!self.stop.iter().any(String::is_empty), "stop", "non-empty strings", &"\"\"")?;
         if let Some(max_tokens) = self.max_tokens {
-            require(max_tokens >= 1, "max_tokens", ">= 1", max_tokens)?;
+            require(max_tokens >= 1, "max_tokens", ">= 1", &max_tokens)?;
             require(
                 self.min_tokens <= max_tokens,
                 "min_tokens",
                 &format!("<= max_tokens ({max_tokens})"),
-                self.min_tokens,
+                &self.min_tokens,
             )?;
         }
         for (name, value) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
             let value = value.unwrap_or(0);
-            require(value <= MAX_LOGPROBS, name, &format!("<= {MAX_LOGPROBS}"), value)?;
+            require(value <= MAX_LOGPROBS, name, &format!("<= {MAX_LOGPROBS}"), &value)?;
         }
         let widest = format!("in 1..={MAX_SEQUENCES_PER_REQUEST}");
-        require((1..=MAX_SEQUENCES_PER_REQUEST).contains(&self.n), "n", &widest, self.n)?;
+        require((1..=MAX_SEQUENCES_PER_REQUEST).contains(&self.n), "n", &widest, &self.n)?;
         if let Some(best_of) = self.best_of {
             require(
                 (self.n..=MAX_SEQUENCES_PER_REQUEST).contains(&best_of),
                 "best_of",
                 &format!("in n..={MAX_SEQUENCES_PER_REQUEST} (n is {})", self.n),
-                best_of,
+                &best_of,
             )?;
         }
         if let Some(beam) = &self.beam {
@@ -200,7 +205,7 @@ impl SamplingParams {
                 beam.length_penalty.is_finite(),
                 "length_penalty",
                 "a finite number",
-                beam.length_penalty,
+                &beam.length_penalty,
             )?;
         }
         Ok(())

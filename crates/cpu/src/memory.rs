@@ -126,14 +126,25 @@ impl SystemMemory {
     pub fn read() -> Self {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut memory = Self::parse(&text).unwrap_or(Self { total_bytes: u64::MAX, free_bytes: u64::MAX });
-        let number = |name: &str| -> Option<u64> {
-            std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
-        };
-        if let (Some(limit), Some(used)) = (number("memory.max"), number("memory.current")) {
-            memory.total_bytes = memory.total_bytes.min(limit);
-            memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(used));
+        let group =
+            |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).unwrap_or_default();
+        if let Ok(limit) = group("memory.max").trim().parse() {
+            memory.limit(limit, group("memory.current").trim(), &group("memory.stat"));
         }
         memory
+    }
+
+    /// Tightens by a control group's limit. Its file cache (such as mapped weights) is given back when needed, so it
+    /// does not count as used.
+    fn limit(&mut self, limit: u64, current: &str, statistics: &str) {
+        let used: u64 = current.parse().unwrap_or(0);
+        let cached: u64 = ["inactive_file ", "active_file "]
+            .iter()
+            .filter_map(|name| statistics.lines().find_map(|line| line.strip_prefix(name)))
+            .filter_map(|number| number.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add);
+        self.total_bytes = self.total_bytes.min(limit);
+        self.free_bytes = self.free_bytes.min(limit.saturating_sub(used.saturating_sub(cached)));
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -174,5 +185,14 @@ mod tests {
         let text = "MemTotal:       16 kB\nMemFree: 1 kB\nMemAvailable:    8 kB\n";
         assert_eq!(SystemMemory::parse(text), Some(SystemMemory { total_bytes: 16384, free_bytes: 8192 }));
         assert_eq!(SystemMemory::parse("nothing"), None);
+    }
+
+    #[test]
+    fn a_control_group_tightens_it() {
+        let mut memory = SystemMemory { total_bytes: 1000, free_bytes: 900 };
+        memory.limit(500, "300", "anon 50\ninactive_file 150\nactive_file 100\n");
+        assert_eq!(memory, SystemMemory { total_bytes: 500, free_bytes: 450 });
+        memory.limit(2000, "", "");
+        assert_eq!(memory, SystemMemory { total_bytes: 500, free_bytes: 450 });
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 /// Looks before yielding: some tens of microseconds.
-const SPINS: u32 = 1 << 12;
+const SPINS: u32 = 1 << 10;
 /// Yields before sleeping.
 const YIELDS: u32 = 64;
 

@@ -176,6 +176,11 @@ impl Engine {
         self.scheduler.abort(id)
     }
 
+    /// Ends one of the `n` continuations, in which a stop string was found; the others go on.
+    pub fn abort_sequence(&mut self, id: RequestId, index: u32) -> Option<RequestOutput> {
+        self.scheduler.abort_sequence(id, index)
+    }
+
     pub fn has_unfinished(&self) -> bool {
         self.scheduler.has_unfinished() || !self.in_flight.is_empty()
     }
@@ -221,7 +226,9 @@ impl Engine {
         for prompt_token_ids in prompts {
             let id = self.new_request_id();
             if let Err(error) = self.add_request(Request::new(id, prompt_token_ids, params.clone())) {
-                index_of.into_keys().for_each(|id| drop(self.abort(id)));
+                for id in index_of.into_keys() {
+                    self.abort(id);
+                }
                 return Err(error);
             }
             index_of.insert(id, completions.len());
@@ -245,7 +252,9 @@ impl Engine {
             let cause = self.last_failure.clone().unwrap_or_default();
             return Err(BackendError::Device { cause }.into());
         }
-        completions.iter_mut().for_each(|completion| completion.outputs.sort_by_key(|output| output.index));
+        for completion in &mut completions {
+            completion.outputs.sort_by_key(|output| output.index);
+        }
         Ok(completions)
     }
 

@@ -17,6 +17,8 @@ const MAILBOX_LEN: usize = 8192;
 enum Command {
     Add(Request, Outbox),
     Abort(RequestId),
+    /// One continuation of a request.
+    AbortSequence(RequestId, u32),
     Stats(Sender<EngineStats>),
     /// Finish what is running, then stop.
     Drain,
@@ -55,6 +57,11 @@ impl EngineHandle {
 
     pub fn abort(&self, id: RequestId) -> Result<(), EngineError> {
         self.send(Command::Abort(id))
+    }
+
+    /// Ends one of the `n` continuations, in which a stop string was found.
+    pub fn abort_sequence(&self, id: RequestId, index: u32) -> Result<(), EngineError> {
+        self.send(Command::AbortSequence(id, index))
     }
 
     /// Waits for the current step to end.
@@ -132,6 +139,11 @@ impl Loop {
                 }
             }
             Command::Abort(id) => self.abort(id),
+            Command::AbortSequence(id, index) => {
+                if let Some(output) = self.engine.abort_sequence(id, index) {
+                    self.deliver(output);
+                }
+            }
             Command::Stats(reply) => drop(reply.send(self.engine.stats())),
             Command::Drain => self.draining = true,
         }

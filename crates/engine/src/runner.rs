@@ -112,7 +112,7 @@ impl Runner {
         let first_row = (self.input.token_ids.len() - seq.token_ids.len()) as u32;
         for offset in seq.scored.clone() {
             let logit_row = self.add_logit_row(first_row + offset);
-            let target = self.prompt_token(seq, offset + 1, scheduler);
+            let target = prompt_token(seq, offset + 1, scheduler);
             self.input.samples.push(SampleRow {
                 forced: Some(target),
                 num_logprobs: seq.params.prompt_logprobs,
@@ -133,15 +133,6 @@ impl Runner {
     fn add_logit_row(&mut self, token_row: u32) -> u32 {
         self.input.logit_rows.push(token_row);
         self.input.logit_rows.len() as u32 - 1
-    }
-
-    /// The token `offset` places after the run's first one; the last of a chunk is scored against the one after it.
-    fn prompt_token(&self, seq: &PlannedSeq, offset: u32, scheduler: &Scheduler) -> TokenId {
-        if let Some(&token_id) = seq.token_ids.get(offset as usize) {
-            return token_id;
-        }
-        let view = scheduler.sequence(seq.seq_id).expect("a planned sequence is known until it is applied");
-        view.token_ids[(seq.start + offset) as usize]
     }
 
     fn sample_row(
@@ -249,6 +240,15 @@ pub(crate) fn step_result(plan: &Plan, output: &StepOutput) -> StepResult {
         result
     });
     StepResult { seqs: seqs.collect() }
+}
+
+/// The token `offset` places after the run's first one; the last of a chunk is scored against the one after it.
+fn prompt_token(seq: &PlannedSeq, offset: u32, scheduler: &Scheduler) -> TokenId {
+    if let Some(&token_id) = seq.token_ids.get(offset as usize) {
+        return token_id;
+    }
+    let view = scheduler.sequence(seq.seq_id).expect("a planned sequence is known until it is applied");
+    view.token_ids[(seq.start + offset) as usize]
 }
 
 fn copy_moves(from: &[BlockMove], to: &mut Vec<BlockCopy>) {

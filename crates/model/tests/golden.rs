@@ -10,8 +10,9 @@ use baton_cpu::{CpuBackend, CpuOptions, Isa};
 use harness::{Harness, Options, Run, argmax, relay_plan};
 use serde_json::Value;
 
-/// Of the largest logit. PyTorch adds in another order; a wrong formula is orders of magnitude above this.
-const TOLERANCE: f32 = 1e-3;
+/// Of the largest logit. Only the order of additions may differ from PyTorch: all backends stay below 1e-5, while a scale that
+/// is off by a hundredth gives 1e-2 and a wrong epsilon 7e-4.
+const TOLERANCE: f32 = 5e-5;
 
 struct Prompt {
     tokens: Vec<u32>,
@@ -162,7 +163,9 @@ impl Case {
                 done[i] += run.tokens.len();
             }
         }
-        pages.iter().for_each(|pages| self.harness.give_pages(pages));
+        for pages in &pages {
+            self.harness.give_pages(pages);
+        }
     }
 
     /// A second sequence starts from blocks that the first one filled, and copies the block that it shares in part.
@@ -271,7 +274,7 @@ fn check_model(model: &str) {
                 max_kv_per_item: if splits { 2 * block_size as u32 } else { 0 },
                 max_queries_per_item: if splits { 5 } else { 0 },
             };
-            let harness = Harness::new(backend, &path, options);
+            let harness = Harness::open(backend, &path, options);
             let name = format!("{model} on {name}, {} items", if splits { "split" } else { "whole" });
             let mut case = Case { harness, block_size, name, worst: 0.0 };
             case.whole_prompts(&golden);

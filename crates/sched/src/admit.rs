@@ -71,11 +71,11 @@ impl Scheduler {
         let is_first_time = group.num_cached_tokens.is_none();
         group.seqs[leader].num_computed = num_cached_tokens;
         group.seqs[leader].num_applied = num_cached_tokens;
+        // Where the cache holds the whole prompt, the other sequences of a forked request need not wait for it.
+        self.share_prompt(id);
         let runs = self.wanted_runs(id, step);
         if runs.is_empty() {
-            let group = self.groups.get_mut(&id).expect("a waiting request is here");
-            self.kv.release(seq_id);
-            group.seqs[leader].forget_computed();
+            self.give_up_computed(id);
             return false;
         }
         if is_first_time {

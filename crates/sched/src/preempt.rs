@@ -24,14 +24,20 @@ impl Scheduler {
             self.num_preemptions_swap += 1;
             return;
         }
+        group.place = Place::Waiting;
+        self.waiting.insert(group.key, id);
+        self.give_up_computed(id);
+        self.num_preemptions_recompute += 1;
+    }
+
+    /// Gives back all blocks of a request; it has to be computed again.
+    pub(crate) fn give_up_computed(&mut self, id: RequestId) {
+        let group = self.groups.get_mut(&id).expect("a queued request is here");
         for position in group.live().collect::<Vec<_>>() {
             let seq = &mut group.seqs[position];
             self.kv.release(seq.id);
             seq.forget_computed();
         }
-        group.place = Place::Waiting;
-        self.waiting.insert(group.key, id);
-        self.num_preemptions_recompute += 1;
     }
 
     fn prefers_swap(&self, group: &Group, seq_ids: &[SeqId]) -> bool {

@@ -114,7 +114,7 @@ impl Scheduler {
     }
 
     /// After a recomputation, sequences of a forked request take the prompt from the first one.
-    fn share_prompt(&mut self, id: RequestId) {
+    pub(crate) fn share_prompt(&mut self, id: RequestId) {
         let block_size = self.kv.config().block_size;
         let group = self.groups.get_mut(&id).expect("a running request is here");
         let num_blocks = group.num_shared_blocks(block_size);

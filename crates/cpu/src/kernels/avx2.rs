@@ -195,11 +195,13 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn dot<const BITS: u32>(sum: Self::I, weights: [Self::B; 4], activations: *const i8) -> Self::I {
-        let quads: [__m256i; 4] =
-            std::array::from_fn(|i| _mm256_set1_epi32(activations.cast::<i32>().add(i).read_unaligned()));
+        let quad = |i: usize| _mm256_set1_epi32(activations.cast::<i32>().add(i).read_unaligned());
+        // Spelled out: the array methods of the standard library are not inlined across target features.
+        let quads = [quad(0), quad(1), quad(2), quad(3)];
+        let [a, b, c, d] = weights;
         Pair(
-            dot_half::<BITS>(sum.0, weights.map(|pair| pair.0), quads),
-            dot_half::<BITS>(sum.1, weights.map(|pair| pair.1), quads),
+            dot_half::<BITS>(sum.0, [a.0, b.0, c.0, d.0], quads),
+            dot_half::<BITS>(sum.1, [a.1, b.1, c.1, d.1], quads),
         )
     }
 }
@@ -214,7 +216,8 @@ unsafe fn dot_half<const BITS: u32>(mut sum: __m256i, weights: [__m256i; 4], qua
         let all = _mm256_add_epi16(low, _mm256_add_epi16(pair(2), pair(3)));
         return _mm256_add_epi32(sum, _mm256_madd_epi16(all, ones));
     }
-    for (weights, quad) in weights.into_iter().zip(quads) {
+    for i in 0..4 {
+        let (weights, quad) = (weights[i], quads[i]);
         // The eighth bit alone, so that no sum of two products passes 2 · 128 · 127 < 2^15.
         let low = _mm256_and_si256(weights, _mm256_set1_epi8(0x7f));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(low, quad), ones));

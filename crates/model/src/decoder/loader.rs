@@ -130,7 +130,9 @@ impl<'a> Loader<'a> {
 
     fn load(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, ModelError> {
         let weight = self.backend.load_weight(parts, usage)?;
-        parts.iter().for_each(|part| self.count(part));
+        for part in parts {
+            self.count(part);
+        }
         Ok(weight)
     }
 

@@ -284,7 +284,7 @@ fn check_config(config: &ModelConfig, limits: &StepLimits) -> Result<(), ModelEr
             return wrong(format!("{name} is {size}, which no model can have"));
         }
     }
-    if config.num_heads % config.num_kv_heads != 0 {
+    if !config.num_heads.is_multiple_of(config.num_kv_heads) {
         return wrong(format!(
             "{} attention heads cannot share {} key-value heads evenly",
             config.num_heads, config.num_kv_heads

@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn tables_are_those_of_transformers() {
-        let cases: Vec<Value> = serde_json::from_str(include_str!("../../tests/data/golden/ropes.json")).unwrap();
+        let cases: Vec<Value> =
+            serde_json::from_str(include_str!("../../tests/data/golden/ropes.json")).unwrap();
         assert!(cases.len() > 10);
         for case in &cases {
             let config = RopeConfig {

@@ -7,7 +7,7 @@ use baton_backend::{
     AttentionItem, AttentionMerge, AttentionPlan, Backend, BlockCopy, BufferId, KvDtype, PlannerOptions,
     SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
 };
-use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
+use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles, WeightSource};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -40,9 +40,18 @@ pub struct Harness {
 }
 
 impl Harness {
-    pub fn new(mut backend: Box<dyn Backend>, model: &Path, options: Options) -> Self {
+    pub fn open(backend: Box<dyn Backend>, model: &Path, options: Options) -> Self {
         let files = ModelFiles::open(model, LoadFormat::Auto).expect("the model opens");
-        let config = files.config().clone();
+        let weights = files.weights().expect("the model has weights");
+        Self::new(backend, files.config().clone(), &*weights, options)
+    }
+
+    pub fn new(
+        mut backend: Box<dyn Backend>,
+        config: ModelConfig,
+        weights: &dyn WeightSource,
+        options: Options,
+    ) -> Self {
         let limits = StepLimits {
             max_tokens: options.max_tokens,
             max_seqs: 8,
@@ -51,9 +60,8 @@ impl Harness {
             max_model_len: options.max_model_len,
             vocab_size: config.vocab_size,
         };
-        let weights = files.weights().expect("the model has weights");
-        let decoder = Decoder::load(&config, &*weights, &mut *backend, &limits, &mut |_| ())
-            .unwrap_or_else(|error| panic!("{}: {error}", model.display()));
+        let decoder = Decoder::load(&config, weights, &mut *backend, &limits, &mut |_| ())
+            .unwrap_or_else(|error| panic!("the model does not load: {error}"));
         let spec = config.kv_spec(options.kv_dtype, options.block_size);
         backend.create_kv_cache(&spec, options.num_pages, options.num_pages).expect("the KV cache fits");
         Self {

@@ -1,0 +1,273 @@
+//! `baton plan`: the memory calculator. It does the engine's own arithmetic ([`MemoryPlan`]) for a device that need not
+//! be here and a model that need not be downloaded: a `config.json` is enough.
+
+use std::io::Write;
+
+use anyhow::Result;
+use baton_backend::{Backend, KvDtype, StepLimits, WeightFormat};
+use baton_cpu::{CpuBackend, CpuOptions};
+use baton_engine::{EngineConfig, MemoryPlan, MemoryRequest};
+use baton_model::{Decoder, ModelConfig};
+use serde::Serialize;
+
+use crate::args::PlanArgs;
+use crate::devices;
+use crate::engine_args::{kv_dtype, parse_dtype};
+use crate::errors::hinted;
+use crate::session::open_config;
+use crate::size::{grouped, show};
+use crate::table::{Align, Table};
+
+/// Lengths that are reported beside `--context` and the model's limit.
+const USUAL_CONTEXTS: [usize; 3] = [1024, 4096, 16_384];
+
+/// The engine has rows of logits for this many prompt tokens even where it runs fewer sequences.
+const MIN_LOGIT_ROWS: usize = 64;
+
+pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<()> {
+    let opened = open_config(args.model.as_deref())?;
+    let mut config = opened.config;
+    let mut weight_bytes = opened.weight_bytes;
+    if let Some(format) = parse_dtype(&args.dtype)? {
+        config.dtype = format;
+        weight_bytes = None;
+    }
+    let weight_bytes = weight_bytes.unwrap_or_else(|| baton_model::weight_bytes(&config));
+    let device = Device::find(args)?;
+    let report = calculate(args, &opened.name, &config, weight_bytes, &device)?;
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        print(&report, out)?;
+    }
+    report.check()
+}
+
+/// What the calculation needs to know of a device.
+struct Device {
+    description: String,
+    memory_bytes: u64,
+    /// What the engine may use, before `--gpu-memory-utilization`.
+    free_bytes: u64,
+    activation_bytes: usize,
+    block_size: usize,
+    /// The most KV that the engine takes unasked.
+    kv_cap_bytes: Option<u64>,
+}
+
+impl Device {
+    fn find(args: &PlanArgs) -> Result<Self> {
+        let mut device = if args.device.eq_ignore_ascii_case("cpu") {
+            let info = CpuBackend::new(CpuOptions::default())?.device();
+            Self {
+                description: info.description,
+                memory_bytes: info.total_bytes,
+                free_bytes: info.free_bytes,
+                activation_bytes: info.activation_bytes,
+                block_size: info.block_size,
+                kv_cap_bytes: info.kv_cap_bytes,
+            }
+        } else {
+            let known = devices::find(&args.device).ok_or_else(|| {
+                hinted(
+                    format!("--device {:?} is not known", args.device),
+                    format!("known are cpu, {}; or give --device-memory SIZE", devices::names()),
+                )
+            });
+            let known = match (known, args.device_memory) {
+                (Ok(known), _) => (known.description.to_owned(), known.memory_bytes),
+                (Err(_), Some(bytes)) => (args.device.clone(), bytes),
+                (Err(error), None) => return Err(error),
+            };
+            Self {
+                description: known.0,
+                memory_bytes: known.1,
+                free_bytes: known.1,
+                activation_bytes: 2,
+                block_size: 16,
+                kv_cap_bytes: None,
+            }
+        };
+        if let Some(bytes) = args.device_memory {
+            (device.memory_bytes, device.free_bytes) = (bytes, bytes);
+            device.kv_cap_bytes = None;
+        }
+        Ok(device)
+    }
+}
+
+/// What is printed, and the shape of `--json`. All sizes are bytes.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    architecture: baton_model::Architecture,
+    num_parameters: u64,
+    dtype: WeightFormat,
+    device: String,
+    device_memory_bytes: u64,
+    gpu_memory_utilization: f64,
+    usable_bytes: u64,
+    weight_bytes: u64,
+    workspace_bytes: u64,
+    /// More would fit, but is only taken when `--kv-cache-memory` asks for it: other programs use this memory too.
+    kv_is_capped: bool,
+    kv_cache_bytes: u64,
+    kv_cache_dtype: KvDtype,
+    kv_bytes_per_token: u64,
+    block_size: usize,
+    num_blocks: usize,
+    kv_tokens: usize,
+    max_model_len: usize,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    /// Whether one sequence of `max_model_len` can run.
+    fits: bool,
+    sequences: Vec<Fit>,
+}
+
+#[derive(Debug, Serialize)]
+struct Fit {
+    context: usize,
+    count: usize,
+}
+
+fn calculate(
+    args: &PlanArgs,
+    name: &str,
+    config: &ModelConfig,
+    weight_bytes: u64,
+    device: &Device,
+) -> Result<Report> {
+    let defaults = EngineConfig::default();
+    let engine = EngineConfig {
+        max_num_seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
+        max_num_batched_tokens: args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+        block_size: args.block_size,
+        kv_dtype: kv_dtype(args.kv_cache_dtype, defaults.kv_dtype),
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        ..defaults
+    };
+    engine.validate()?;
+    let max_model_len = config.resolve_max_model_len(args.max_model_len)?;
+    let limits = StepLimits {
+        max_tokens: engine.max_num_batched_tokens,
+        max_seqs: engine.max_num_seqs,
+        max_logit_rows: engine.max_num_seqs.max(MIN_LOGIT_ROWS),
+        max_samples: engine.max_num_seqs,
+        max_model_len,
+        vocab_size: config.vocab_size,
+    };
+    let block_size = engine.block_size.unwrap_or(device.block_size);
+    let spec = config.kv_spec(engine.kv_dtype, block_size);
+    let usable_bytes = (device.free_bytes as f64 * args.gpu_memory_utilization) as u64;
+    let workspace_bytes = Decoder::buffer_bytes(config, &limits, device.activation_bytes);
+    let left_bytes = usable_bytes.saturating_sub(weight_bytes).saturating_sub(workspace_bytes);
+    let kv_budget_bytes = left_bytes.min(device.kv_cap_bytes.unwrap_or(left_bytes));
+    let request = MemoryRequest {
+        device: device.description.clone(),
+        total_bytes: device.memory_bytes,
+        kv_budget_bytes,
+        weight_bytes,
+        workspace_bytes,
+        // All that is left, not only what a full batch would use: the question is what fits.
+        kv_cache_memory: Some(kv_budget_bytes),
+        swap_space: 0,
+        // One block, so that the plan is made even where the longest sequence does not fit; `fits` says so.
+        max_model_len: 1,
+        max_num_seqs: engine.max_num_seqs,
+    };
+    let plan = MemoryPlan::new(&request, &spec).ok();
+    let kv_tokens = plan.as_ref().map_or(0, MemoryPlan::kv_tokens);
+    let mut contexts: Vec<usize> = args.context.iter().copied().filter(|&len| len > 0).collect();
+    if contexts.is_empty() {
+        contexts.extend(USUAL_CONTEXTS.iter().filter(|&&len| len < max_model_len));
+    }
+    contexts.push(max_model_len);
+    contexts.sort_unstable();
+    contexts.dedup();
+    let count = |context| plan.as_ref().map_or(0, |plan| plan.sequences_of(context));
+    Ok(Report {
+        model: name.to_owned(),
+        architecture: config.architecture,
+        num_parameters: baton_model::num_parameters(config),
+        dtype: config.dtype,
+        device: device.description.clone(),
+        device_memory_bytes: device.memory_bytes,
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        usable_bytes,
+        weight_bytes,
+        workspace_bytes,
+        kv_is_capped: kv_budget_bytes < left_bytes,
+        kv_cache_bytes: plan.as_ref().map_or(0, |plan| plan.kv_bytes),
+        kv_cache_dtype: engine.kv_dtype,
+        kv_bytes_per_token: spec.bytes_per_token() as u64,
+        block_size,
+        num_blocks: plan.as_ref().map_or(0, |plan| plan.num_device_blocks),
+        kv_tokens,
+        max_model_len,
+        max_num_seqs: engine.max_num_seqs,
+        max_num_batched_tokens: engine.max_num_batched_tokens,
+        fits: count(max_model_len) > 0,
+        sequences: contexts.into_iter().map(|context| Fit { context, count: count(context) }).collect(),
+    })
+}
+
+impl Report {
+    /// An answer of "no" is an error, so that scripts see it.
+    fn check(&self) -> Result<()> {
+        if self.fits {
+            return Ok(());
+        }
+        let needed = self.weight_bytes.saturating_add(self.workspace_bytes);
+        if needed > self.usable_bytes {
+            return Err(hinted(
+                format!(
+                    "the model does not fit: weights and workspace take {}, and {} may be used",
+                    show(needed),
+                    show(self.usable_bytes)
+                ),
+                "take a smaller --dtype, a larger device or a higher --gpu-memory-utilization",
+            ));
+        }
+        Err(hinted(
+            format!(
+                "one sequence of {} tokens does not fit: the KV cache holds {}",
+                self.max_model_len, self.kv_tokens
+            ),
+            format!("lower --max-model-len to {}, or take a smaller --kv-cache-dtype", self.kv_tokens),
+        ))
+    }
+}
+
+fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
+    writeln!(
+        out,
+        "{}: {:?}, {} parameters, {}",
+        report.model,
+        report.architecture,
+        grouped(report.num_parameters),
+        report.dtype
+    )?;
+    writeln!(out, "on {}\n", report.device)?;
+    let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
+    let share =
+        format!("{:.0} % of {}", report.gpu_memory_utilization * 100.0, show(report.device_memory_bytes));
+    let step = format!("{} tokens, {} sequences a step", report.max_num_batched_tokens, report.max_num_seqs);
+    let capped = if report.kv_is_capped { "; --kv-cache-memory takes more" } else { "" };
+    let kv = format!("{} blocks of {} tokens{capped}", grouped(report.num_blocks as u64), report.block_size);
+    let token = format!("{:?}, {} bytes", report.kv_cache_dtype, grouped(report.kv_bytes_per_token));
+    table.row(["usable", &show(report.usable_bytes), &share]);
+    table.row(["weights", &show(report.weight_bytes), ""]);
+    table.row(["workspace", &show(report.workspace_bytes), &step]);
+    table.row(["KV cache", &show(report.kv_cache_bytes), &kv]);
+    table.row(["KV a token", &show(report.kv_bytes_per_token), &token]);
+    table.row(["KV tokens", &grouped(report.kv_tokens as u64), ""]);
+    writeln!(out, "{table}")?;
+    let mut table = Table::new(&[Align::Right, Align::Right]);
+    table.row(["CONTEXT", "SEQUENCES AT ONCE"]);
+    for fit in &report.sequences {
+        table.row([&grouped(fit.context as u64), &grouped(fit.count as u64)]);
+    }
+    write!(out, "{table}")?;
+    Ok(())
+}

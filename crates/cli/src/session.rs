@@ -1,0 +1,227 @@
+//! Opens a model for use: files, tokenizer, chat template, device, engine. Every command that runs a model starts here.
+//!
+//! [`TextModel`] is the half that knows text and can be shared by threads; [`Session`] adds the engine, driven by hand.
+//! This is the only place where `model`'s plain tokenizer data becomes a tokenizer of `text`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use baton_backend::Backend;
+use baton_core::{Request, SamplingParams, TokenId};
+use baton_cpu::{CpuBackend, CpuOptions};
+use baton_engine::Engine;
+use baton_model::{
+    GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource,
+};
+use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, RenderOptions, Tokenizer};
+
+use crate::engine_args::{EngineArgs, parse_dtype};
+use crate::errors::hinted;
+use crate::model_path;
+use crate::progress;
+
+/// A model that is loaded and ready.
+#[derive(Debug)]
+pub struct Session {
+    pub engine: Engine,
+    pub text: TextModel,
+    /// From opening the files to being ready.
+    pub load_s: f64,
+}
+
+impl Session {
+    pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
+        let config = args.resolve();
+        config.validate()?;
+        let wanted_dtype = parse_dtype(&args.dtype)?;
+        let found = model_path::resolve(model)?;
+        let started = Instant::now();
+        let files = ModelFiles::open(&found.path, args.load_format())?;
+        let dtype = files.config().dtype;
+        if let Some(wanted) = wanted_dtype.filter(|&wanted| wanted != dtype) {
+            return Err(hinted(
+                format!("--dtype {wanted} is asked for, but the weights are {dtype}"),
+                "weights are used as they are stored: leave --dtype out, or take a file of that format",
+            ));
+        }
+        let text = TextModel::new(found.name, &files)?;
+        let backend = open_backend(args)?;
+        let bar = progress::bytes("loading", files.describe().total_bytes);
+        let engine = Engine::new(&files, backend, &config, &mut |progress| {
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.done_bytes);
+        });
+        bar.finish_and_clear();
+        Ok(Self { engine: engine?, text, load_s: started.elapsed().as_secs_f64() })
+    }
+}
+
+/// The device that `--device` means. `auto` is the CPU as long as there is no other backend in this build.
+fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
+    let options = CpuOptions { threads: args.threads, ..CpuOptions::default() };
+    Ok(Box::new(CpuBackend::new(options)?))
+}
+
+/// A model's configuration without its engine, for the calculator.
+#[derive(Debug)]
+pub struct OpenedConfig {
+    pub name: String,
+    pub config: ModelConfig,
+    /// Of the file, where there are weights.
+    pub weight_bytes: Option<u64>,
+}
+
+pub fn open_config(model: Option<&str>) -> Result<OpenedConfig> {
+    let found = model_path::resolve(model)?;
+    let files = ModelFiles::open(&found.path, LoadFormat::Auto)?;
+    let bytes = files.describe().total_bytes;
+    Ok(OpenedConfig {
+        name: found.name,
+        config: files.config().clone(),
+        weight_bytes: (bytes > 0).then_some(bytes),
+    })
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Message {
+    role: &'static str,
+    content: String,
+}
+
+impl Message {
+    pub fn new(role: &'static str, content: impl Into<String>) -> Self {
+        Self { role, content: content.into() }
+    }
+}
+
+/// What turns text into tokens and back for one model.
+#[derive(Debug)]
+pub struct TextModel {
+    pub name: String,
+    pub generation: GenerationDefaults,
+    /// Absent for dummy weights beside a lone config.json; prompts must then be token ids.
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<ChatTemplate>,
+    eos_token_ids: Arc<[TokenId]>,
+}
+
+impl TextModel {
+    pub fn new(name: String, files: &ModelFiles) -> Result<Self> {
+        let tokenizer = match files.tokenizer_source()? {
+            None => None,
+            Some(TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config_json }) => {
+                Some(Tokenizer::from_hf(&tokenizer_json, tokenizer_config_json.as_deref())?)
+            }
+            Some(TokenizerSource::Gguf(fields)) => Some(Tokenizer::from_gguf(gguf_vocab(fields))?),
+        };
+        let token_text = |id: Option<TokenId>| tokenizer.as_ref()?.token_text(id?);
+        let (bos, eos) =
+            tokenizer.as_ref().map_or((None, None), |tokenizer| (tokenizer.bos_id(), tokenizer.eos_id()));
+        let template = files.chat_template()?;
+        let template = template.map(|source| ChatTemplate::new(&source, token_text(bos), token_text(eos)));
+        let mut eos_token_ids = files.config().eos_token_ids.clone();
+        for &token in tokenizer.iter().flat_map(Tokenizer::end_token_ids) {
+            if !eos_token_ids.contains(&token) {
+                eos_token_ids.push(token);
+            }
+        }
+        Ok(Self {
+            name,
+            generation: files.generation_defaults().clone(),
+            template: template.transpose()?,
+            tokenizer: tokenizer.map(Arc::new),
+            eos_token_ids: eos_token_ids.into(),
+        })
+    }
+
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// A prompt as it stands, with what the model wants at its beginning.
+    pub fn encode(&self, prompt: &str) -> Result<Vec<TokenId>> {
+        Ok(self.tokenizer()?.encode(prompt, true)?)
+    }
+
+    /// A conversation by the chat template, up to where the model answers.
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<TokenId>> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            hinted(format!("{} has no chat template", self.name), "leave out --chat, or use a chat model")
+        })?;
+        let tokenizer = self.tokenizer()?;
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let messages = messages.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        let rendered = template.render(&messages, &options)?;
+        Ok(tokenizer.encode_chat(&rendered)?)
+    }
+
+    /// What a token stands for, for people.
+    pub fn token_text(&self, token: TokenId) -> String {
+        let Some(tokenizer) = &self.tokenizer else { return String::new() };
+        String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned()
+    }
+
+    /// The text side of one continuation; `None` without a tokenizer.
+    pub fn output_stream(
+        &self,
+        request: &Request,
+        skip_special_tokens: bool,
+    ) -> Result<Option<OutputStream>> {
+        let Some(tokenizer) = &self.tokenizer else { return Ok(None) };
+        let options = OutputOptions::from_params(&request.params, skip_special_tokens);
+        Ok(Some(OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options)?))
+    }
+
+    /// The configuration often names one end token where the vocabulary has several; a turn may end with any.
+    pub fn with_end_tokens(&self, request: Request) -> Request {
+        if request.params.ignore_eos {
+            return request;
+        }
+        Request { eos_token_ids: Arc::clone(&self.eos_token_ids), ..request }
+    }
+
+    fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            hinted(
+                format!("{} has no tokenizer", self.name),
+                "give prompts as token ids: --prompt-token-ids 1,2,3",
+            )
+        })
+    }
+}
+
+/// `model` reads the fields, `text` uses them; neither knows the other.
+fn gguf_vocab(fields: GgufVocabFields) -> GgufVocab {
+    GgufVocab {
+        model: fields.model,
+        pre: fields.pre,
+        tokens: fields.tokens,
+        token_types: fields.token_types,
+        scores: fields.scores,
+        merges: fields.merges,
+        bos_token_id: fields.bos_token_id,
+        eos_token_id: fields.eos_token_id,
+        eot_token_id: fields.eot_token_id,
+        eom_token_id: None,
+        unknown_token_id: fields.unknown_token_id,
+        padding_token_id: fields.padding_token_id,
+        add_bos: fields.add_bos_token,
+        add_eos: fields.add_eos_token,
+        add_space_prefix: fields.add_space_prefix,
+        chat_template: fields.chat_template,
+    }
+}
+
+/// The makers' wishes over the command's defaults.
+pub fn with_generation_defaults(params: SamplingParams, wishes: &GenerationDefaults) -> SamplingParams {
+    SamplingParams {
+        temperature: wishes.temperature.unwrap_or(params.temperature),
+        top_p: wishes.top_p.unwrap_or(params.top_p),
+        top_k: wishes.top_k.unwrap_or(params.top_k),
+        min_p: wishes.min_p.unwrap_or(params.min_p),
+        repetition_penalty: wishes.repetition_penalty.unwrap_or(params.repetition_penalty),
+        ..params
+    }
+}

@@ -1,0 +1,113 @@
+//! Runs the real binary as a user would, in a cache directory of its own.
+#![allow(dead_code, reason = "each test file uses its own part of this")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// The default model's catalogue entry, as scripts see it.
+pub const MODEL_FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+pub const MODEL_BYTES: u64 = 98_362_432;
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A `baton` with a cache directory that goes away with it.
+#[derive(Debug)]
+pub struct Baton {
+    pub home: tempfile::TempDir,
+}
+
+impl Baton {
+    pub fn new() -> Self {
+        Self { home: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(args).env("BATON_HOME", self.home.path()).env("NO_COLOR", "1");
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Ran {
+        self.run_with(args, "")
+    }
+
+    /// With something on standard input.
+    pub fn run_with(&self, args: &[&str], stdin: &str) -> Ran {
+        finish(self.command(args), stdin)
+    }
+
+    /// Runs, expects success, gives standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let ran = self.run(args);
+        assert_eq!(ran.code, 0, "{args:?} failed: {}", ran.stderr);
+        ran.stdout
+    }
+
+    /// Runs with `--json` and reads the object.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let stdout = self.ok(&[args, &["--json"]].concat());
+        serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{args:?}: {error}\n{stdout}"))
+    }
+
+    /// Runs and expects an error of exit code 1: one line `error: …` that contains `expect`, at most a hint after it.
+    pub fn fails(&self, args: &[&str], expect: &str) {
+        let ran = self.run(args);
+        assert_eq!(ran.code, 1, "{args:?}: {ran:?}");
+        assert_is_error(&ran, expect);
+    }
+}
+
+pub fn finish(mut command: Command, stdin: &str) -> Ran {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    // A command that does not read its input may be gone by now; that is its right.
+    let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
+    let output = child.wait_with_output().expect("the binary ends");
+    Ran {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).expect("UTF-8 on stdout"),
+        stderr: String::from_utf8(output.stderr).expect("UTF-8 on stderr"),
+    }
+}
+
+pub fn assert_is_error(ran: &Ran, expect: &str) {
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    let errors = lines.iter().filter(|line| line.starts_with("error: ")).count();
+    assert_eq!(errors, 1, "not one line of error: {ran:?}");
+    let others = lines.iter().filter(|line| !line.starts_with("error: ") && !line.starts_with("hint: "));
+    assert_eq!(others.count(), 0, "more than an error and a hint: {ran:?}");
+    assert!(ran.stderr.contains(expect), "{expect:?} is not in {:?}", ran.stderr);
+    assert!(!ran.stderr.contains("panicked") && !ran.stderr.contains("internal"), "{ran:?}");
+}
+
+/// A fixture of this crate.
+pub fn data(path: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path).display().to_string()
+}
+
+/// The default model. It is too large to be a fixture.
+pub fn model() -> PathBuf {
+    let path = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from);
+    let path = path
+        .expect("BATON_TEST_MODEL is not set: run `cargo xtask test`, which fetches the model and sets it");
+    assert!(
+        path.is_file(),
+        "BATON_TEST_MODEL is {}, which is no file: run `cargo xtask test`",
+        path.display()
+    );
+    path
+}
+
+/// The default model as an argument.
+pub fn model_arg() -> String {
+    model().display().to_string()
+}

@@ -1,0 +1,103 @@
+//! What a user sees without running anything: help, version, completions, manual pages, wrong usage.
+
+mod common;
+
+use common::Baton;
+
+const COMMANDS: [&str; 7] = ["pull", "inspect", "plan", "complete", "chat", "completions", "man"];
+
+#[test]
+fn help_lists_every_command_with_examples() {
+    let help = Baton::new().ok(&["--help"]);
+    for command in COMMANDS {
+        assert!(help.contains(&format!("\n  {command} ")), "{command} is not in:\n{help}");
+    }
+    assert!(help.contains("Examples:") && help.contains("BATON_HOME"), "{help}");
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in COMMANDS {
+        let help = Baton::new().ok(&[command, "--help"]);
+        assert!(help.contains("Usage: baton") && help.contains("Example"), "{help}");
+    }
+}
+
+#[test]
+fn engine_flags_have_vllms_names_and_their_own_headings() {
+    let help = Baton::new().ok(&["complete", "--help"]);
+    for heading in ["Sampling:", "Engine:", "KV cache:", "Request:"] {
+        assert!(help.contains(&format!("\n{heading}\n")), "{heading} is not in:\n{help}");
+    }
+    for flag in [
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--max-model-len",
+        "--block-size",
+        "--gpu-memory-utilization",
+        "--kv-cache-dtype",
+        "--dtype",
+        "--load-format",
+        "--enforce-eager",
+        "--seed",
+        "--no-enable-prefix-caching",
+        "--swap-space",
+        "--scheduling-policy",
+    ] {
+        assert!(help.contains(flag), "{flag} is not in:\n{help}");
+    }
+}
+
+#[test]
+fn version_says_what_this_build_is() {
+    let version = Baton::new().ok(&["--version"]);
+    assert!(version.starts_with(&format!("baton {}", env!("CARGO_PKG_VERSION"))), "{version}");
+    assert!(version.contains("debug") || version.contains("release"), "{version}");
+    assert!(["portable", "avx2", "avx512", "neon"].iter().any(|path| version.contains(path)), "{version}");
+}
+
+#[test]
+fn no_command_is_wrong_usage() {
+    assert_eq!(Baton::new().run(&[]).code, 2);
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let baton = Baton::new();
+    for args in [
+        &["dance"][..],
+        &["complete", "--no-such-flag"],
+        &["complete", "-p", "x", "--kv-cache-memory", "lots"],
+        &["complete", "-p", "x", "--gpu-memory-utilization", "1.5"],
+        &["complete", "-p", "x", "--device", "abacus"],
+        &["complete", "-p", "x", "--logit-bias", "5"],
+        &["complete", "-p", "x", "--length-penalty", "1"],
+        &["complete", "-p", "x", "--max-num-seqs", "-1"],
+        &["complete", "-p", "x", "--system", "y"],
+        &["completions", "cmd.exe"],
+    ] {
+        let ran = baton.run(args);
+        assert_eq!(ran.code, 2, "{args:?}: {ran:?}");
+        assert!(ran.stderr.starts_with("error: "), "{args:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn completions_know_the_flags() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = Baton::new().ok(&["completions", shell]);
+        assert!(script.contains("max-num-batched-tokens"), "{shell}");
+    }
+}
+
+#[test]
+fn manual_pages_are_written() {
+    let baton = Baton::new();
+    assert!(baton.ok(&["man"]).contains(".TH baton 1"));
+    let directory = baton.home.path().join("man");
+    baton.ok(&["man", "--out", &directory.display().to_string()]);
+    for command in COMMANDS {
+        let page = std::fs::read_to_string(directory.join(format!("baton-{command}.1"))).expect(command);
+        assert!(page.contains(".SH NAME"), "{command}");
+    }
+}

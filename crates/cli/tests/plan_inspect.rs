@@ -1,0 +1,170 @@
+//! `baton plan` and `baton inspect` on configurations of well-known models, whose numbers are public.
+
+mod common;
+
+use common::{Baton, data, model_arg};
+use serde_json::json;
+
+#[test]
+fn kv_of_a_token_is_what_the_shape_says() {
+    let baton = Baton::new();
+    // layers × 2 × KV heads × head size × bytes
+    for (model, dtype, expect) in [
+        ("llama-2-7b", "f16", 32 * 2 * 32 * 128 * 2),
+        ("llama-3.1-8b", "f16", 32 * 2 * 8 * 128 * 2),
+        ("llama-3.1-8b", "f32", 32 * 2 * 8 * 128 * 4),
+        ("llama-3.2-1b", "bf16", 16 * 2 * 8 * 64 * 2),
+        ("qwen3-8b", "f16", 36 * 2 * 8 * 128 * 2),
+    ] {
+        let plan = baton.json(&["plan", &data(model), "--device", "h200", "--kv-cache-dtype", dtype]);
+        assert_eq!(plan["kv_bytes_per_token"], json!(expect), "{model} {dtype}");
+    }
+}
+
+#[test]
+fn the_plan_adds_up() {
+    let baton = Baton::new();
+    let plan = baton.json(&[
+        "plan",
+        &data("llama-3.1-8b/config.json"),
+        "--device=h200",
+        "--gpu-memory-utilization=0.9",
+        "--context=1000",
+        "--context=131072",
+        "--block-size=16",
+        "--max-num-batched-tokens=2048",
+        "--max-num-seqs=128",
+    ]);
+    let number = |key: &str| plan[key].as_u64().unwrap_or_else(|| panic!("{key} in {plan}"));
+    assert_eq!(plan["model"], "llama-3.1-8b");
+    assert_eq!(number("num_parameters"), 8_030_261_248);
+    assert_eq!(plan["dtype"], "BF16");
+    let weights = number("weight_bytes");
+    assert!((2 * 8_030_261_248..2 * 8_030_261_248 + (1 << 20)).contains(&weights), "{weights}");
+    assert_eq!(number("device_memory_bytes"), 143_771 << 20);
+    assert_eq!(number("usable_bytes"), ((143_771_u64 << 20) as f64 * 0.9) as u64);
+    let left = number("usable_bytes") - weights - number("workspace_bytes");
+    let block = 16 * number("kv_bytes_per_token");
+    assert_eq!(number("num_blocks"), left / block);
+    assert_eq!(number("kv_cache_bytes"), left / block * block);
+    assert_eq!(number("kv_tokens"), left / block * 16);
+    assert_eq!(plan["fits"], true);
+    let sequences = plan["sequences"].as_array().unwrap();
+    assert_eq!(sequences.len(), 2);
+    assert_eq!(sequences[0], json!({ "context": 1000, "count": left / block / 63 }));
+    assert_eq!(sequences[1], json!({ "context": 131_072, "count": left / block / 8192 }));
+}
+
+#[test]
+fn smaller_formats_take_less() {
+    let baton = Baton::new();
+    let bytes = |dtype: &str| {
+        let plan = baton.json(&["plan", &data("llama-3.1-8b"), "--device", "h100", "--dtype", dtype]);
+        plan["weight_bytes"].as_u64().unwrap()
+    };
+    let (f32, bf16, q8_0, q4_k) = (bytes("f32"), bytes("bfloat16"), bytes("q8_0"), bytes("q4_k"));
+    assert!(f32 > bf16 && bf16 > q8_0 && q8_0 > q4_k, "{f32} {bf16} {q8_0} {q4_k}");
+    assert!((q4_k as f64 / bf16 as f64 - 4.5 / 16.0).abs() < 0.001);
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let plan =
+        Baton::new().ok(&["plan", &data("qwen3-8b"), "--device", "rtx4090", "--max-model-len", "8192"]);
+    for word in
+        ["qwen3-8b: Qwen3", "8,190,735,360", "NVIDIA GeForce RTX 4090", "weights", "15.2", "GiB", "8,192"]
+    {
+        assert!(plan.contains(word), "{word} is not in:\n{plan}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_with_advice() {
+    let baton = Baton::new();
+    let large = data("llama-3.1-8b");
+    baton.fails(&["plan", &large, "--device", "t4"], "the model does not fit: weights and workspace take");
+    baton.fails(
+        &["plan", &large, "--device", "rtx4090", "--max-model-len", "131072"],
+        "one sequence of 131072 tokens does not fit",
+    );
+    let ran = baton.run(&["plan", &large, "--device", "t4", "--json"]);
+    let plan: serde_json::Value =
+        serde_json::from_str(&ran.stdout).expect("the plan is printed all the same");
+    assert_eq!((plan["fits"].clone(), plan["kv_tokens"].clone()), (json!(false), json!(0)));
+}
+
+#[test]
+fn any_memory_can_be_asked_about() {
+    let baton = Baton::new();
+    let plan = baton.json(&[
+        "plan",
+        &data("llama-3.2-1b"),
+        "--device=my-card",
+        "--device-memory=8GiB",
+        "--max-model-len=4096",
+    ]);
+    assert_eq!((&plan["device"], &plan["device_memory_bytes"]), (&json!("my-card"), &json!(8_u64 << 30)));
+    let cpu = baton.json(&["plan", &data("llama-3.2-1b"), "--device-memory=64GiB", "--max-model-len=4096"]);
+    assert_eq!(cpu["device_memory_bytes"], json!(64_u64 << 30));
+}
+
+#[test]
+fn impossible_plans_are_refused() {
+    let baton = Baton::new();
+    let model = data("llama-3.2-1b");
+    baton.fails(&["plan", &model, "--device", "abacus"], "--device \"abacus\" is not known");
+    baton.fails(&["plan", &model, "--device", "h100", "--dtype", "int3"], "--dtype \"int3\" is not known");
+    baton.fails(&["plan", &model, "--device", "h100", "--block-size", "0"], "--block-size must be");
+    baton.fails(&["plan", &model, "--device", "h100", "--max-num-seqs", "0"], "--max-num-seqs must be");
+    baton.fails(
+        &["plan", &model, "--device", "h100", "--max-model-len", "999999999"],
+        "--max-model-len 999999999 is more",
+    );
+    baton.fails(&["plan", &model, "--device", "h100", "--max-model-len", "0"], "--max-model-len");
+    baton.fails(&["plan", "no/such/model"], "there is no model \"no/such/model\"");
+}
+
+#[test]
+fn a_configuration_alone_can_be_inspected() {
+    let baton = Baton::new();
+    let inspection = baton.json(&["inspect", &data("llama-3.1-8b")]);
+    assert_eq!(inspection["format"], "configuration only");
+    assert_eq!(inspection["architecture"], "llama");
+    assert_eq!(inspection["num_parameters"], 8_030_261_248_u64);
+    assert_eq!(inspection["tokenizer"], json!(null));
+    assert_eq!(inspection["chat_template"], false);
+    let config = &inspection["config"];
+    assert_eq!((&config["num_heads"], &config["num_kv_heads"]), (&json!(32), &json!(8)));
+    assert_eq!(config["ropes"][0]["scaling"]["rope_type"], "llama3");
+    let text = baton.ok(&["inspect", &data("qwen3-8b")]);
+    for line in
+        ["architecture   Qwen3", "heads          32 query, 8 key/value, of 128 each", "layers         36"]
+    {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn the_default_model_is_what_it_should_be() {
+    let baton = Baton::new();
+    let model = model_arg();
+    let inspection = baton.json(&["inspect", &model, "--tensors"]);
+    assert_eq!(inspection["format"], "GGUF v3");
+    assert_eq!(inspection["num_parameters"], 134_515_008);
+    assert_eq!(inspection["config"]["max_model_len"], 8192);
+    assert_eq!(inspection["tokenizer"], json!({ "kind": "gpt2 (smollm)", "vocab_size": 49152 }));
+    assert_eq!(inspection["chat_template"], true);
+    assert_eq!(inspection["metadata"]["general.license"], "apache-2.0");
+    assert_eq!(inspection["metadata"]["tokenizer.ggml.tokens"]["len"], 49152);
+    assert_eq!(inspection["dtypes"]["Q4_1"]["tensors"], 210);
+    let tensors = inspection["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 272);
+    let embedding = tensors.iter().find(|tensor| tensor["name"] == "token_embd.weight").unwrap();
+    assert_eq!((&embedding["shape"], &embedding["dtype"]), (&json!([49152, 576]), &json!("Q8_0")));
+    let total: u64 = tensors.iter().map(|tensor| tensor["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(inspection["weight_bytes"], total);
+
+    let text = baton.ok(&["inspect", &model, "--tensors"]);
+    assert!(text.contains("token_embd.weight") && text.contains("49152 × 576"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() < 200), "a line is too long");
+}

@@ -1,0 +1,162 @@
+//! The habits of the cache that a random test would not notice: who is evicted, what is reported, what is shared.
+
+use baton_core::{SeqId, TokenId};
+use baton_kv::{EvictionPolicy, KvCache, KvConfig, KvError, KvEvent, WriteRange};
+
+const BLOCK: usize = 4;
+
+fn cache(num_device_blocks: usize, eviction: EvictionPolicy) -> KvCache {
+    KvCache::new(KvConfig {
+        num_device_blocks,
+        num_host_blocks: 8,
+        block_size: BLOCK,
+        eviction,
+        event_capacity: 100,
+        ..KvConfig::default()
+    })
+    .expect("a valid configuration")
+}
+
+fn tokens(first: TokenId, num_blocks: usize) -> Vec<TokenId> {
+    (first..first + (num_blocks * BLOCK) as TokenId).collect()
+}
+
+/// Computes a sequence and returns how many of its tokens were cached.
+fn compute(kv: &mut KvCache, id: u64, token_ids: &[TokenId]) -> usize {
+    kv.add_sequence(SeqId(id), None);
+    let found = kv.match_prefix(SeqId(id), token_ids, token_ids.len() - 1);
+    let start = kv.attach_prefix(SeqId(id), found.num_blocks);
+    kv.reserve(WriteRange { seq_id: SeqId(id), start, end: token_ids.len() }, &mut Vec::new()).expect("room");
+    kv.commit(SeqId(id), token_ids, token_ids.len());
+    start
+}
+
+fn num_cached(kv: &mut KvCache, token_ids: &[TokenId]) -> usize {
+    let id = SeqId(999);
+    kv.add_sequence(id, None);
+    let found = kv.match_prefix(id, token_ids, token_ids.len());
+    kv.remove_sequence(id);
+    found.num_blocks
+}
+
+#[test]
+fn the_longest_suffix_is_evicted_first() {
+    let mut kv = cache(4, EvictionPolicy::Lru);
+    let old = tokens(0, 4);
+    compute(&mut kv, 1, &old);
+    kv.remove_sequence(SeqId(1));
+    assert_eq!(num_cached(&mut kv, &old), 4);
+    compute(&mut kv, 2, &tokens(100, 2));
+    assert_eq!(num_cached(&mut kv, &old), 2, "two blocks were taken from the end of the old prefix");
+    assert_eq!(kv.stats().num_evictions, 2);
+}
+
+#[test]
+fn lru_evicts_the_oldest_and_lfu_the_least_used() {
+    for (eviction, survivor) in [(EvictionPolicy::Lru, 100), (EvictionPolicy::Lfu, 0)] {
+        let mut kv = cache(5, eviction);
+        let (popular, recent) = (tokens(0, 2), tokens(100, 2));
+        for id in 1..4 {
+            compute(&mut kv, id, &popular);
+            kv.remove_sequence(SeqId(id));
+        }
+        compute(&mut kv, 10, &recent);
+        kv.remove_sequence(SeqId(10));
+        compute(&mut kv, 12, &tokens(300, 4));
+        assert_eq!(num_cached(&mut kv, &tokens(survivor, 1)), 1, "{eviction:?}");
+        assert_eq!(num_cached(&mut kv, &tokens(100 - survivor, 1)), 0, "{eviction:?}");
+        kv.check_invariants();
+    }
+}
+
+#[test]
+fn a_block_without_a_hash_is_reused_before_a_cached_one() {
+    let mut kv = cache(3, EvictionPolicy::Lru);
+    compute(&mut kv, 1, &tokens(0, 3)[..9]);
+    kv.remove_sequence(SeqId(1));
+    compute(&mut kv, 2, &[50]);
+    assert_eq!(num_cached(&mut kv, &tokens(0, 2)), 2);
+}
+
+#[test]
+fn salts_do_not_share() {
+    let mut kv = cache(8, EvictionPolicy::Lru);
+    compute(&mut kv, 1, &tokens(0, 2));
+    kv.add_sequence(SeqId(2), Some("other"));
+    assert_eq!(kv.match_prefix(SeqId(2), &tokens(0, 2), 8).num_blocks, 0);
+}
+
+#[test]
+fn events_tell_what_is_stored_and_removed() {
+    let mut kv = cache(2, EvictionPolicy::Lru);
+    let first = tokens(0, 2);
+    compute(&mut kv, 1, &first);
+    let events = kv.take_events();
+    let [KvEvent::BlockStored { hashes, parent: None, token_ids, block_size: BLOCK }] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!((hashes.len(), token_ids), (2, &first));
+    let hashes = hashes.clone();
+    kv.remove_sequence(SeqId(1));
+    compute(&mut kv, 2, &[9, 9]);
+    assert_eq!(kv.take_events(), [KvEvent::BlockRemoved { hashes: vec![hashes[1]] }]);
+    kv.reset_prefix_cache();
+    assert_eq!(kv.take_events(), [KvEvent::AllCleared]);
+    assert_eq!(num_cached(&mut kv, &first), 0);
+}
+
+#[test]
+fn what_was_computed_before_a_reset_is_never_cached_again() {
+    let mut kv = cache(8, EvictionPolicy::Lru);
+    let mut token_ids = tokens(0, 1);
+    compute(&mut kv, 1, &token_ids);
+    kv.reset_prefix_cache();
+    token_ids.extend(tokens(50, 1));
+    kv.reserve(WriteRange { seq_id: SeqId(1), start: 4, end: 8 }, &mut Vec::new()).expect("room");
+    kv.commit(SeqId(1), &token_ids, 8);
+    assert_eq!(num_cached(&mut kv, &token_ids), 0);
+    assert_eq!(kv.stats().num_cached_blocks, 0);
+}
+
+#[test]
+fn beams_keep_sharing_in_the_host_tier_and_what_stays_cached_needs_no_copy_back() {
+    let mut kv = cache(8, EvictionPolicy::Lru);
+    let token_ids = tokens(0, 3)[..10].to_vec();
+    compute(&mut kv, 1, &token_ids);
+    kv.fork(SeqId(1), SeqId(2));
+    kv.fork(SeqId(1), SeqId(3));
+    let group = [SeqId(1), SeqId(2)];
+    let out = kv.swap_out(&group).expect("the host tier has room");
+    assert_eq!(out.len(), 3, "shared blocks are saved once");
+    assert_eq!(kv.stats().num_device_blocks_used, 3, "the third sequence keeps its blocks");
+    kv.check_invariants();
+    let back = kv.swap_in(&group).expect("the device has room");
+    assert_eq!(back.len(), 1, "only the partial block is not cached on the device");
+    assert_eq!(kv.block_table(SeqId(1)), kv.block_table(SeqId(2)));
+    kv.check_invariants();
+}
+
+#[test]
+fn the_last_holder_of_a_shared_block_writes_in_place() {
+    let mut kv = cache(8, EvictionPolicy::Lru);
+    compute(&mut kv, 1, &tokens(0, 2)[..6]);
+    kv.fork(SeqId(1), SeqId(2));
+    let writes = [1, 2].map(|id| WriteRange { seq_id: SeqId(id), start: 6, end: 7 });
+    assert_eq!(kv.blocks_needed(&writes), 1);
+    let mut copies = Vec::new();
+    for write in writes {
+        kv.reserve(write, &mut copies).expect("room");
+    }
+    assert_eq!(copies.len(), 1);
+    assert_eq!(kv.block_table(SeqId(1))[0], kv.block_table(SeqId(2))[0]);
+    assert_ne!(kv.block_table(SeqId(1))[1], kv.block_table(SeqId(2))[1]);
+}
+
+#[test]
+fn wrong_configurations_are_refused() {
+    let refuse = |config: KvConfig| KvCache::new(config).expect_err("must be refused");
+    assert_eq!(refuse(KvConfig { num_device_blocks: 0, ..KvConfig::default() }), KvError::NoBlocks);
+    assert_eq!(refuse(KvConfig { block_size: 0, ..KvConfig::default() }), KvError::BlockSize);
+    let huge = refuse(KvConfig { num_host_blocks: usize::MAX, ..KvConfig::default() });
+    assert!(matches!(huge, KvError::TooManyBlocks { tier: "host", .. }));
+}

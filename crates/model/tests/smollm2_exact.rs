@@ -1,0 +1,93 @@
+//! The default model in exact arithmetic: with its weights decoded to f32 and f32 KV, the CPU backend gives PyTorch's
+//! tokens and logits. What is left between Baton and llama.cpp on the quantised file is then the rounding of activations
+//! to 8 bits, which both do and which `crates/engine/tests/smollm2.rs` measures.
+//!
+//! `cargo xtask test` fetches the model and names it in `BATON_TEST_MODEL`.
+
+mod harness;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_backend::{KvDtype, Tensor, quant::dequantize_row};
+use baton_cpu::{CpuBackend, CpuOptions};
+use baton_model::{LoadFormat, ModelError, ModelFiles, WeightSource};
+use harness::{Harness, Options, Run, argmax};
+use serde_json::Value;
+
+/// f32 weights make each step slow; these already cross every layer thousands of times.
+const NUM_PROMPTS: usize = 8;
+const NUM_TOKENS: usize = 16;
+
+/// A checkpoint with every tensor decoded to f32.
+#[derive(Debug)]
+struct Decoded(Arc<dyn WeightSource>);
+
+impl WeightSource for Decoded {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor>, ModelError> {
+        let decode = |tensor: Tensor| {
+            let (rows, cols) = (tensor.rows(), tensor.cols());
+            let mut values = vec![0.0; rows * cols];
+            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                dequantize_row(tensor.format(), tensor.row(row), values);
+            }
+            Tensor::from_f32(rows, cols, &values).expect("the shape is the tensor's own")
+        };
+        Ok(self.0.tensor(name)?.map(decode))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.0.total_bytes()
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("id") as u32).collect()
+}
+
+#[test]
+fn tokens_and_logits_are_pytorchs() {
+    let model = std::env::var_os("BATON_TEST_MODEL")
+        .map(PathBuf::from)
+        .expect("BATON_TEST_MODEL is not set: run the tests with `cargo xtask test`");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/smollm2_exact.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(golden).expect("golden file")).expect("JSON");
+    let files = ModelFiles::open(&model, LoadFormat::Auto).expect("the default model opens");
+    let backend = CpuBackend::new(CpuOptions::default()).expect("the CPU is always there");
+    let options = Options {
+        max_model_len: 512,
+        max_tokens: 128,
+        block_size: 16,
+        num_pages: 32,
+        kv_dtype: KvDtype::F32,
+        max_kv_per_item: 0,
+        max_queries_per_item: 0,
+    };
+    let weights = Decoded(files.weights().expect("weights"));
+    let mut harness = Harness::new(Box::new(backend), files.config().clone(), &weights, options);
+    let mut largest = 0.0f64;
+    for case in golden["greedy"].as_array().expect("prompts").iter().take(NUM_PROMPTS) {
+        let (prompt, want) = (ids(&case["token_ids"]), ids(&case["tokens"]));
+        let pages = harness.take_pages(prompt.len() + NUM_TOKENS);
+        let mut rows = harness.step(&[Run { tokens: &prompt, start: 0, pages: &pages }]);
+        for step in 0..NUM_TOKENS {
+            let row = rows.pop().expect("a row of logits");
+            assert_eq!(argmax(&row), want[step], "{}, token {step}", case["name"]);
+            for (&token, logit) in
+                ids(&case["top2"][step]).iter().zip(case["top2_logits"][step].as_array().expect("two"))
+            {
+                largest =
+                    largest.max((f64::from(row[token as usize]) - logit.as_f64().expect("logit")).abs());
+            }
+            let start = prompt.len() + step;
+            rows = harness.step(&[Run { tokens: &want[step..=step], start, pages: &pages }]);
+        }
+        harness.give_pages(&pages);
+    }
+    println!("largest difference of a logit {largest:.1e}");
+    assert!(largest < 1e-3, "a logit differs by {largest}");
+}

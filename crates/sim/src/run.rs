@@ -1,0 +1,234 @@
+//! One run: clients come and go, the scheduler plans, the device executes, and everything is checked on the way.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use baton_core::{RequestId, RequestOutput};
+use baton_sched::{Plan, Policy, SchedStats, Scheduler, StepResult};
+
+use crate::client::Client;
+use crate::{FakeDevice, Rng, Scenario, random_request, random_scenario};
+
+/// Rounds in which the oldest request may go without a place in a Plan. With two Plans in flight a request that
+/// needs each of its tokens waits every other round, and a victim has to drain before it can be preempted.
+const MAX_ROUNDS_WITHOUT_OLDEST: usize = 6;
+/// All books are checked every so many rounds.
+const ROUNDS_BETWEEN_CHECKS: usize = 16;
+
+/// What a run did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Plans applied.
+    pub num_steps: usize,
+    pub num_requests: usize,
+    pub num_refused: usize,
+    pub num_aborted: usize,
+    pub num_failed_steps: usize,
+    pub num_copies: usize,
+    pub num_swapped_blocks: usize,
+    pub num_planned_ahead: usize,
+    pub stats: SchedStats,
+    /// blake3 over all Plans and outputs; `None` unless asked for.
+    pub trace: Option<String>,
+}
+
+struct Run {
+    scenario: Scenario,
+    rng: Rng,
+    scheduler: Scheduler,
+    device: FakeDevice,
+    /// Requests that have not ended, in the order of arrival.
+    clients: BTreeMap<RequestId, Client>,
+    in_flight: VecDeque<(Plan, StepResult)>,
+    oldest: Option<RequestId>,
+    rounds_without_oldest: usize,
+    report: Report,
+    trace: Option<blake3::Hasher>,
+}
+
+/// Runs the scenario of a seed for at least `num_steps` steps, then until every request has ended.
+pub fn simulate(seed: u64, num_steps: usize, with_trace: bool) -> Report {
+    let mut rng = Rng::new(seed);
+    let scenario = random_scenario(&mut rng);
+    simulate_scenario(scenario, rng, num_steps, with_trace)
+}
+
+/// Like `simulate`, with a scenario of one's own.
+pub fn simulate_scenario(scenario: Scenario, rng: Rng, num_steps: usize, with_trace: bool) -> Report {
+    let kv = &scenario.kv;
+    let scheduler = Scheduler::new(scenario.sched.clone(), kv.clone()).expect("a scenario is valid");
+    let device = FakeDevice::new(scenario.model, kv.num_device_blocks, kv.num_host_blocks, kv.block_size);
+    let mut run = Run {
+        scenario,
+        rng,
+        scheduler,
+        device,
+        clients: BTreeMap::new(),
+        in_flight: VecDeque::new(),
+        oldest: None,
+        rounds_without_oldest: 0,
+        report: Report::default(),
+        trace: with_trace.then(blake3::Hasher::new),
+    };
+    let mut round = 0;
+    while run.report.num_steps < num_steps || run.scheduler.has_unfinished() {
+        if run.report.num_steps < num_steps {
+            run.arrivals();
+            run.mishaps();
+        }
+        run.round();
+        round += 1;
+        if round % ROUNDS_BETWEEN_CHECKS == 0 {
+            run.scheduler.check_invariants();
+        }
+    }
+    run.finish()
+}
+
+impl Run {
+    fn arrivals(&mut self) {
+        // Either a trickle or a burst. A full queue refuses what is too much of it.
+        let burst = self.rng.per_mille(20);
+        for _ in 0..self.scenario.load {
+            let is_wanted = burst || self.rng.per_mille(400) || self.clients.is_empty();
+            if self.clients.len() >= self.scenario.load || !is_wanted {
+                break;
+            }
+            let id = RequestId(self.report.num_requests as u64);
+            let request = random_request(&mut self.rng, &self.scenario, id);
+            self.report.num_requests += 1;
+            match self.scheduler.add_request(request.clone()) {
+                Ok(()) => drop(self.clients.insert(id, Client::new(request))),
+                Err(_) => self.report.num_refused += 1,
+            }
+        }
+    }
+
+    fn mishaps(&mut self) {
+        if self.rng.per_mille(self.scenario.aborts) && !self.clients.is_empty() {
+            let index = self.rng.between(0, self.clients.len() - 1);
+            let id = *self.clients.keys().nth(index).expect("the index is in range");
+            let output = if self.rng.per_mille(500) {
+                self.scheduler.abort(id)
+            } else {
+                let index = self.rng.between(0, 3) as u32;
+                self.scheduler.abort_sequence(id, index)
+            };
+            self.report.num_aborted += usize::from(output.is_some());
+            self.deliver(output.as_slice());
+        }
+        if self.rng.per_mille(self.scenario.cache_resets) {
+            self.scheduler.reset_prefix_cache();
+        }
+        if self.rng.per_mille(100) {
+            self.scheduler.take_kv_events();
+        }
+    }
+
+    /// Plans a step if one may be planned, and applies one if none could be or the device is behind.
+    fn round(&mut self) {
+        let oldest = self.clients.keys().next().copied();
+        let plan = self.scheduler.schedule();
+        self.check_limits(&plan);
+        self.check_starvation(oldest, &plan);
+        let is_empty = plan.is_empty();
+        if !is_empty {
+            self.launch(plan);
+        }
+        assert!(
+            !is_empty || !self.in_flight.is_empty() || !self.scheduler.has_unfinished(),
+            "nothing is planned and nothing in flight, but requests are unfinished: {:?}",
+            self.scheduler
+        );
+        let is_full = self.in_flight.len() >= self.scenario.sched.max_plans_in_flight;
+        if is_empty || is_full || self.rng.per_mille(300) {
+            self.land();
+        }
+    }
+
+    fn launch(&mut self, plan: Plan) {
+        let clients = &self.clients;
+        let salt_of = |planned: &baton_sched::PlannedSeq| {
+            clients.get(&planned.request_id).and_then(|client| client.request.cache_salt.as_deref())
+        };
+        let result = self.device.execute(&plan, &self.scheduler, salt_of);
+        self.report.num_copies += plan.copies.len();
+        self.report.num_swapped_blocks += plan.swap_out.len() + plan.swap_in.len();
+        let is_ahead =
+            |planned: &&baton_sched::PlannedSeq| planned.token_ids.contains(&baton_sched::PENDING_TOKEN);
+        self.report.num_planned_ahead += plan.seqs.iter().filter(is_ahead).count();
+        if let Some(trace) = &mut self.trace {
+            trace.update(&serde_json::to_vec(&plan).expect("a Plan can be serialised"));
+        }
+        self.in_flight.push_back((plan, result));
+    }
+
+    fn land(&mut self) {
+        let Some((plan, result)) = self.in_flight.pop_front() else { return };
+        self.report.num_steps += 1;
+        let outputs = if self.rng.per_mille(self.scenario.failures) {
+            self.report.num_failed_steps += 1;
+            self.scheduler.fail(&plan)
+        } else {
+            self.scheduler.apply(&plan, &result)
+        };
+        if let Some(trace) = &mut self.trace {
+            trace.update(&serde_json::to_vec(&outputs).expect("outputs can be serialised"));
+        }
+        self.deliver(&outputs);
+    }
+
+    fn deliver(&mut self, outputs: &[RequestOutput]) {
+        for output in outputs {
+            let client = self
+                .clients
+                .get_mut(&output.request_id)
+                .expect("only requests that have not ended get output");
+            client.take(output);
+            if output.finished {
+                let client = self.clients.remove(&output.request_id).expect("it was just here");
+                client.check(self.scenario.model, self.scenario.sched.max_model_len);
+            }
+        }
+    }
+
+    fn check_limits(&self, plan: &Plan) {
+        let config = &self.scenario.sched;
+        assert!(plan.num_tokens() <= config.max_num_batched_tokens, "step {}: too many tokens", plan.step);
+        assert!(plan.seqs.len() <= config.max_num_seqs, "step {}: too many sequences", plan.step);
+        let num_rows: usize = plan.seqs.iter().map(baton_sched::PlannedSeq::num_logit_rows).sum();
+        assert!(num_rows <= config.max_num_logit_rows, "step {}: too many rows of logits", plan.step);
+        let mut plans = plan.seqs.iter().map(|planned| planned.seq_id).collect::<Vec<_>>();
+        plans.sort_unstable();
+        assert!(plans.windows(2).all(|pair| pair[0] != pair[1]), "step {}: a sequence twice", plan.step);
+    }
+
+    /// Under fcfs nobody keeps the oldest request waiting.
+    fn check_starvation(&mut self, oldest: Option<RequestId>, plan: &Plan) {
+        let is_planned = |id: RequestId| plan.seqs.iter().any(|planned| planned.request_id == id);
+        let is_kept_waiting =
+            self.scenario.sched.policy == Policy::Fcfs && oldest.is_some_and(|id| !is_planned(id));
+        if !is_kept_waiting || oldest != self.oldest {
+            self.rounds_without_oldest = 0;
+        }
+        self.oldest = oldest;
+        self.rounds_without_oldest += usize::from(is_kept_waiting);
+        let rounds = self.rounds_without_oldest;
+        assert!(
+            rounds <= MAX_ROUNDS_WITHOUT_OLDEST,
+            "step {}: the oldest request {oldest:?} waits {rounds} rounds: {:?}",
+            plan.step,
+            self.scheduler
+        );
+    }
+
+    fn finish(mut self) -> Report {
+        self.scheduler.check_invariants();
+        assert!(self.clients.is_empty(), "{} requests never ended", self.clients.len());
+        let stats = self.scheduler.stats();
+        let used = (stats.kv.num_device_blocks_used, stats.kv.num_host_blocks_used);
+        assert_eq!(used, (0, 0), "blocks are still held after every request has ended");
+        self.report.stats = stats;
+        self.report.trace = self.trace.map(|trace| trace.finalize().to_hex().to_string());
+        self.report
+    }
+}

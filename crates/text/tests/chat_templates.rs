@@ -1,0 +1,91 @@
+//! Real chat templates render exactly as transformers (Jinja2) renders them; what it refuses is refused here too.
+//! The goldens are made by `data/make_goldens.py`.
+
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use baton_text::{ChatTemplate, RenderOptions};
+use serde_json::{Map, Value};
+
+fn options(given: &Map<String, Value>, now: u64) -> RenderOptions {
+    let mut kwargs = given.clone();
+    let tools = kwargs.remove("tools");
+    let add_generation_prompt = kwargs.remove("add_generation_prompt") == Some(Value::Bool(true));
+    RenderOptions {
+        add_generation_prompt,
+        tools,
+        chat_template_kwargs: kwargs,
+        now: Some(UNIX_EPOCH + Duration::from_secs(now)),
+        ..RenderOptions::default()
+    }
+}
+
+#[test]
+fn templates_render_as_in_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat-templates");
+    let goldens = std::fs::read_to_string(folder.join("goldens.json")).expect("goldens");
+    let goldens: Value = serde_json::from_str(&goldens).expect("JSON");
+    let now = goldens["now"].as_u64().expect("a moment");
+    let mut compared = 0;
+    let mut wrong = Vec::new();
+    for (name, rendered) in goldens["rendered"].as_object().expect("templates") {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).expect("template");
+        let template = ChatTemplate::new(&source, Some("<bos>"), Some("<eos>"))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (conversation, expect) in rendered.as_object().expect("conversations") {
+            let given = &goldens["conversations"][conversation];
+            let messages = given["messages"].as_array().expect("messages");
+            let options = options(given["options"].as_object().expect("options"), now);
+            let result = template.render(messages, &options);
+            compared += 1;
+            match (expect.as_str(), result) {
+                (Some(expect), Ok(text)) if text == expect => {}
+                (None, Err(_)) => {}
+                (expect, result) => {
+                    wrong.push(format!(
+                        "{name}, {conversation}:\n  got      {result:?}\n  expected {expect:?}"
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(compared >= 150, "only {compared} renderings were compared");
+}
+
+/// Random damage to real templates: an error or a text, never a panic or a hang.
+#[test]
+fn damaged_templates_are_survived() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat-templates");
+    let messages = [serde_json::json!({"role": "user", "content": "Hi"})];
+    let mut random = 0x1234_5678_9ABC_DEF1_u64;
+    let mut next = |limit: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % limit as u64) as usize
+    };
+    let parts = [
+        "{%", "%}", "{{", "}}", "|", "(", ")", "[", "]", "'", "~", "+", "*", " in ", "10**9", "messages",
+        "-", "\\", "é",
+    ];
+    for entry in std::fs::read_dir(folder).expect("folder") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_none_or(|ending| ending != "jinja") {
+            continue;
+        }
+        let source: Vec<char> = std::fs::read_to_string(&path).expect("template").chars().collect();
+        for _ in 0..40 {
+            let mut damaged = source.clone();
+            for _ in 0..=next(3) {
+                let at = next(damaged.len());
+                let end = at + next(8).min(damaged.len() - at);
+                damaged.splice(at..end, parts[next(parts.len())].chars());
+            }
+            let damaged: String = damaged.into_iter().collect();
+            if let Ok(template) = ChatTemplate::new(&damaged, None, None) {
+                let _ = template.render(&messages, &RenderOptions::default());
+            }
+        }
+    }
+}
