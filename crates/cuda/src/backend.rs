@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RopeId, RopeSpec, RopeStyle,
-    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RopeId, RopeSpec,
+    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use half::bf16;
 
@@ -96,6 +96,8 @@ pub(crate) struct Device {
     pub(crate) drawn: DeviceMemory,        // [max samples]
     pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
+    pub(crate) max_tokens: usize,
+    pub(crate) max_logit_rows: usize,
     pub(crate) kernels: Kernels,
     pub(crate) gemm: Gemm,
     pub(crate) gpu: Gpu,
@@ -156,8 +158,8 @@ impl CudaBackend {
         let devices = probe().map_err(|missing| unsupported(format!("CUDA: {missing}")))?;
         let count = devices.len();
         let properties = devices.into_iter().nth(options.ordinal);
-        let properties =
-            properties.ok_or_else(|| unsupported(format!("cuda:{}: there are {count} devices", options.ordinal)))?;
+        let properties = properties
+            .ok_or_else(|| unsupported(format!("cuda:{}: there are {count} devices", options.ordinal)))?;
         if properties.capability < (8, 0) {
             return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
         }
@@ -181,6 +183,8 @@ impl CudaBackend {
             drawn: nothing()?,
             results: nothing()?,
             top: nothing()?,
+            max_tokens: 0,
+            max_logit_rows: 0,
             kernels,
             gemm,
             gpu,
@@ -229,9 +233,10 @@ impl CudaBackend {
             && input.slots.len() == tokens
             && input.logit_rows.iter().all(|row| (*row as usize) < tokens)
             && input.samples.iter().all(|sample| (sample.logit_row as usize) < input.logit_rows.len())
-            && input.feedback.iter().all(|(row, sample)| {
-                (*row as usize) < tokens && (*sample as usize) < limits.max_samples
-            });
+            && input
+                .feedback
+                .iter()
+                .all(|(row, sample)| (*row as usize) < tokens && (*sample as usize) < limits.max_samples);
         if !is_within {
             return Err(unsupported("a step beyond its limits"));
         }
@@ -269,14 +274,22 @@ impl CudaBackend {
                     block_units: (kv.layers[layer].block_bytes / 16) as u32,
                 };
                 // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
-                unsafe { self.device.gpu.launch(self.device.kernels.move_blocks, (256, 1), 256, 0, &params) }?;
+                unsafe {
+                    self.device.gpu.launch(self.device.kernels.move_blocks, (256, 1), 256, 0, &params)
+                }?;
             }
         }
         Ok(())
     }
 
-    fn launch(&mut self, shape: Shape, num_partials: &[u32], program: &dyn Program) -> Result<(), BackendError> {
-        let mut run = Run { device: &mut self.device, shape, num_partials, failure: None };
+    fn launch(
+        &mut self,
+        shape: Shape,
+        is_bucket: bool,
+        num_partials: &[u32],
+        program: &dyn Program,
+    ) -> Result<(), BackendError> {
+        let mut run = Run { device: &mut self.device, shape, is_bucket, num_partials, failure: None };
         program.run(&mut run);
         run.failure.map_or(Ok(()), Err)
     }
@@ -287,20 +300,20 @@ impl CudaBackend {
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
         let max_rows = limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples);
         let bucket = if self.enforce_eager { None } else { exact.bucket(max_rows) };
-        let Some(bucket) = bucket else { return self.launch(exact, &num_partials, program) };
+        let Some(bucket) = bucket else { return self.launch(exact, false, &num_partials, program) };
         let key = (fingerprint(program), bucket);
         match self.graphs.action(key) {
-            Action::Run => self.launch(bucket, &num_partials, program),
+            Action::Run => self.launch(bucket, true, &num_partials, program),
             Action::Replay => self.graphs.replay(&self.device.gpu, key),
             Action::Record => {
                 Graph::begin(&self.device.gpu)?;
-                let launched = self.launch(bucket, &num_partials, program);
+                let launched = self.launch(bucket, true, &num_partials, program);
                 let graph = Graph::end(&self.device.gpu);
                 launched?;
                 self.graphs.store(key, graph.ok());
                 match self.graphs.action(key) {
                     Action::Replay => self.graphs.replay(&self.device.gpu, key),
-                    _ => self.launch(bucket, &num_partials, program),
+                    _ => self.launch(bucket, true, &num_partials, program),
                 }
             }
         }
@@ -309,7 +322,8 @@ impl CudaBackend {
 
 fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
     let (device, host) = (kv.num_device_blocks() as u32, kv.num_host_blocks() as u32);
-    let moves = |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
+    let moves =
+        |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
     let is_within = moves(&input.swap_out, device, host)
         && moves(&input.swap_in, host, device)
         && moves(&input.copies, device, device)
@@ -342,7 +356,8 @@ impl Backend for CudaBackend {
         let weight = Weight::load(&self.device.gpu, &mut self.staging, parts)?;
         if usage != WeightUse::Embedding {
             // A head writes logits, never scratch; a small one is not worth knowing.
-            let is_head = weight.rows > MAX_SMALL_HEAD && self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
+            let is_head = weight.rows > MAX_SMALL_HEAD
+                && self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
             self.widest_linear.0 = self.widest_linear.0.max(if is_head { 0 } else { weight.rows });
             self.widest_linear.1 = self.widest_linear.1.max(weight.cols);
             self.largest_converted = self.largest_converted.max(weight.largest_converted().unwrap_or(0));
@@ -397,6 +412,8 @@ impl Backend for CudaBackend {
         };
         self.slots = Some([slot()?, slot()?]);
         self.limits = Some(*limits);
+        self.device.max_tokens = limits.max_tokens;
+        self.device.max_logit_rows = limits.max_logit_rows;
         self.size_scratch()
     }
 
@@ -427,14 +444,18 @@ impl Backend for CudaBackend {
                 self.device.kernels.prepare_attention(layer.head_dim, spec.dtype == KvDtype::F16)?;
             }
         }
-        self.device.partials = self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
+        self.device.partials =
+            self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
         self.device.gpu.synchronize()
     }
 
     fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
         self.device.gpu.bind()?;
-        assert!(self.in_flight.len() < MAX_IN_FLIGHT, "a third step is submitted before the first is collected");
+        assert!(
+            self.in_flight.len() < MAX_IN_FLIGHT,
+            "a third step is submitted before the first is collected"
+        );
         self.check(input)?;
         let slot = self.next_slot;
         let packed = {
@@ -447,7 +468,11 @@ impl Backend for CudaBackend {
         self.run(input, program)?;
         let slots = self.slots.as_ref().expect("made with the limits, which were checked");
         let num_samples = input.samples.len();
-        self.device.gpu.download(&self.device.results, &slots[slot].results, 4 * num_samples * RESULT_WORDS)?;
+        self.device.gpu.download(
+            &self.device.results,
+            &slots[slot].results,
+            4 * num_samples * RESULT_WORDS,
+        )?;
         if input.samples.iter().any(|sample| sample.num_logprobs.is_some_and(|count| count > 0)) {
             self.device.gpu.download(&self.device.top, &slots[slot].top, 8 * num_samples * MAX_TOP)?;
         }

@@ -93,7 +93,11 @@ pub(crate) fn architecture((major, minor): (i32, i32)) -> String {
 }
 
 /// Machine code of a unit, from the cache or new.
-pub(crate) fn cubin(unit: Unit, architecture: &str, cache_dir: Option<&Path>) -> Result<Vec<u8>, BackendError> {
+pub(crate) fn cubin(
+    unit: Unit,
+    architecture: &str,
+    cache_dir: Option<&Path>,
+) -> Result<Vec<u8>, BackendError> {
     let path = cache_dir.map(|dir| dir.join(format!("{}.cubin", key(unit, architecture))));
     if let Some(bytes) = path.as_ref().and_then(|path| fs::read(path).ok()).filter(|bytes| is_elf(bytes)) {
         return Ok(bytes);
@@ -143,7 +147,8 @@ fn options(unit: Unit, architecture: &str) -> Vec<String> {
 /// Machine code and the compiler's report, or its complaint.
 fn compile(unit: Unit, architecture: &str) -> Result<(Vec<u8>, String), String> {
     let source = CString::new(unit.source()).expect("kernel texts have no zero bytes");
-    let failed = |error: nvrtc::NvrtcError| format!("compiling {} for {architecture}: {error:?}", unit.name());
+    let failed =
+        |error: nvrtc::NvrtcError| format!("compiling {} for {architecture}: {error:?}", unit.name());
     let program = nvrtc::create_program(&source, None).map_err(failed)?;
     let mut options = options(unit, architecture);
     // Not part of the key: it changes the report, not the code.
@@ -192,17 +197,24 @@ pub fn check_kernels() -> Option<Result<Vec<CompileReport>, String>> {
     if !unsafe { sys::is_culib_present() } {
         return None;
     }
-    let jobs: Vec<(Unit, &str)> =
-        ARCHITECTURES.iter().flat_map(|arch| Unit::every().into_iter().map(move |unit| (unit, *arch))).collect();
-    Some(jobs.into_iter().map(|(unit, architecture)| {
-        let (_, log) = compile(unit, architecture)?;
-        Ok(report(unit, architecture, &log))
-    }).collect())
+    let jobs: Vec<(Unit, &str)> = ARCHITECTURES
+        .iter()
+        .flat_map(|arch| Unit::every().into_iter().map(move |unit| (unit, *arch)))
+        .collect();
+    Some(
+        jobs.into_iter()
+            .map(|(unit, architecture)| {
+                let (_, log) = compile(unit, architecture)?;
+                Ok(report(unit, architecture, &log))
+            })
+            .collect(),
+    )
 }
 
 fn report(unit: Unit, architecture: &str, log: &str) -> CompileReport {
     let spills = log.lines().filter(|line| {
-        line.contains("bytes stack frame") && !line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
+        line.contains("bytes stack frame")
+            && !line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
     });
     let registers = log.lines().filter_map(|line| {
         let (before, _) = line.split_once(" registers")?;

@@ -43,8 +43,8 @@ impl Gpu {
         let context = CudaContext::new(properties.ordinal).map_err(failed("making a context"))?;
         // SAFETY: all work is on one stream of ours; nothing relies on cudarc's own ordering.
         unsafe { context.disable_event_tracking() };
-        let stream =
-            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(failed("making a stream"))?;
+        let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
+            .map_err(failed("making a stream"))?;
         let overlaps_launches = properties.capability.0 >= 9;
         Ok(Self { context, stream: Stream(stream), properties, overlaps_launches })
     }
@@ -69,8 +69,7 @@ impl Gpu {
             free_bytes: self.free_bytes(),
         })?;
         let memory = DeviceMemory { pointer, bytes: padded, context: Arc::clone(&self.context) };
-        // SAFETY: the range is the one just allocated.
-        unsafe { driver::memset_d8_async(pointer, 0, padded, self.stream.0) }.map_err(failed("clearing memory"))?;
+        memory.clear(self)?;
         Ok(memory)
     }
 
@@ -79,26 +78,40 @@ impl Gpu {
         self.bind()?;
         let bytes = bytes.max(1);
         // SAFETY: the context is current; the memory is freed once, by `PinnedMemory`.
-        let pointer = unsafe { driver::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(|_| {
-            BackendError::OutOfMemory {
-                what: format!("{what} (pinned host memory)"),
-                needed_bytes: bytes as u64,
-                free_bytes: 0,
-            }
-        })?;
+        let pointer =
+            unsafe { driver::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(|_| {
+                BackendError::OutOfMemory {
+                    what: format!("{what} (pinned host memory)"),
+                    needed_bytes: bytes as u64,
+                    free_bytes: 0,
+                }
+            })?;
         Ok(PinnedMemory { pointer: pointer.cast(), bytes, context: Arc::clone(&self.context) })
     }
 
     /// Starts copying `bytes` bytes of pinned memory.
-    pub(crate) fn upload(&self, from: &PinnedMemory, to: &DeviceMemory, offset: usize, bytes: usize) -> Result<(), BackendError> {
+    pub(crate) fn upload(
+        &self,
+        from: &PinnedMemory,
+        to: &DeviceMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
         assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "an upload stays within its memory");
         // SAFETY: both ranges were just checked; the pinned side outlives the copy, which its owner waits for.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.stream.0) }
-            .result()
-            .map_err(failed("copying to the device"))
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.stream.0)
+        }
+        .result()
+        .map_err(failed("copying to the device"))
     }
 
-    pub(crate) fn download(&self, from: &DeviceMemory, to: &PinnedMemory, bytes: usize) -> Result<(), BackendError> {
+    pub(crate) fn download(
+        &self,
+        from: &DeviceMemory,
+        to: &PinnedMemory,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
         assert!(bytes <= from.bytes && bytes <= to.bytes, "a download stays within its memory");
         // SAFETY: as for `upload`.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.pointer, bytes, self.stream.0) }
@@ -143,9 +156,11 @@ impl Gpu {
         };
         let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the configuration and the argument list live through the call; the caller vouches for the rest.
-        unsafe { sys::cuLaunchKernelEx(&raw const config, function.0, arguments.as_mut_ptr(), ptr::null_mut()) }
-            .result()
-            .map_err(failed("launching a kernel"))
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function.0, arguments.as_mut_ptr(), ptr::null_mut())
+        }
+        .result()
+        .map_err(failed("launching a kernel"))
     }
 }
 
@@ -176,6 +191,13 @@ impl DeviceMemory {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Starts filling it with zeros.
+    pub(crate) fn clear(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        // SAFETY: the range is this allocation.
+        unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, gpu.stream.0) }
+            .map_err(failed("clearing memory"))
     }
 }
 
@@ -264,5 +286,35 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed here only.
         let _ = unsafe { driver::event::destroy(self.0) };
+    }
+}
+
+/// Measures how long work takes on the device.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    start: Event,
+    end: Event,
+}
+
+impl Timer {
+    pub(crate) fn new() -> Result<Self, BackendError> {
+        let event = || {
+            driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map(Event)
+                .map_err(failed("making an event"))
+        };
+        Ok(Self { start: event()?, end: event()? })
+    }
+
+    pub(crate) fn start(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        self.start.record(gpu)
+    }
+
+    /// Milliseconds since `start`; waits for the work.
+    pub(crate) fn stop(&self, gpu: &Gpu) -> Result<f32, BackendError> {
+        self.end.record(gpu)?;
+        self.end.wait()?;
+        // SAFETY: both events are alive and recorded.
+        unsafe { driver::event::elapsed(self.start.0, self.end.0) }.map_err(failed("reading a timer"))
     }
 }

@@ -107,7 +107,9 @@ impl Graphs {
     }
 
     pub(crate) fn replay(&self, gpu: &Gpu, key: (u64, Shape)) -> Result<(), BackendError> {
-        let Some(State::Ready(graph)) = self.states.get(&key) else { unreachable!("only recorded graphs are replayed") };
+        let Some(State::Ready(graph)) = self.states.get(&key) else {
+            unreachable!("only recorded graphs are replayed")
+        };
         // SAFETY: the graph is instantiated, its memory lives as long as the backend.
         unsafe { driver::graph::launch(graph.executable, gpu.stream.0) }.map_err(failed("launching a graph"))
     }
@@ -137,7 +139,8 @@ impl Graph {
         let graph = unsafe { driver::stream::end_capture(gpu.stream.0) }.map_err(failed("recording"))?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph was just made; it is not needed once it is instantiated.
-        let instantiated = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result();
+        let instantiated =
+            unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result();
         // SAFETY: as above.
         let _ = unsafe { driver::graph::destroy(graph) };
         instantiated.map(|()| Self { executable }).map_err(failed("instantiating a graph"))
@@ -226,7 +229,10 @@ mod tests {
     fn only_pure_decodes_have_a_bucket() {
         let decode = |rows| Shape { tokens: rows, logit_rows: rows, samples: rows, ..Shape::default() };
         let rows = |rows: u32| decode(rows).bucket(256).map(|bucket| bucket.tokens);
-        assert_eq!([1, 2, 3, 8, 9, 33, 256, 257].map(rows).map(|rows| rows.unwrap_or(0)), [1, 2, 4, 8, 16, 40, 256, 0]);
+        assert_eq!(
+            [1, 2, 3, 8, 9, 33, 256, 257].map(rows).map(|rows| rows.unwrap_or(0)),
+            [1, 2, 4, 8, 16, 40, 256, 0]
+        );
         assert_eq!(decode(29).bucket(30).map(|bucket| bucket.tokens), Some(30));
         assert_eq!(Shape { tokens: 2, ..decode(1) }.bucket(256), None);
         let mut prompt = decode(4);

@@ -60,8 +60,7 @@ impl Kernels {
     /// Compiles what every model needs, in parallel; the rest comes with the weights and the cache.
     pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Result<Self, BackendError> {
         let architecture = architecture(gpu.properties.capability);
-        let units =
-            [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16)];
+        let units = [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16)];
         let codes = std::thread::scope(|scope| {
             let (architecture, cache_dir) = (&architecture, cache_dir.as_deref());
             let start = |unit| scope.spawn(move || cubin(unit, architecture, cache_dir));
@@ -69,8 +68,12 @@ impl Kernels {
             jobs.map(|job| job.join().expect("compiling a kernel does not panic"))
         });
         let [basic, attention, sample, product] = codes;
-        let (basic, attention, sample, product) =
-            (Module::load(&basic?)?, Module::load(&attention?)?, Module::load(&sample?)?, Module::load(&product?)?);
+        let (basic, attention, sample, product) = (
+            Module::load(&basic?)?,
+            Module::load(&attention?)?,
+            Module::load(&sample?)?,
+            Module::load(&product?)?,
+        );
         let products = HashMap::from([(WeightFormat::BF16, product.products()?)]);
         Ok(Self {
             norm: basic.function("row_norm")?,
@@ -106,8 +109,9 @@ impl Kernels {
         if !self.attention.contains_key(&(head_dim, is_f16)) {
             let module = self.load(Unit::Attention { head_dim, is_f16 })?;
             let row_bytes = head_dim as u32 * 2;
-            // Queries of 16 or 64 rows, then two stages of 64 keys and 64 values.
-            let shared_bytes = |rows: u32| (rows + 2 * 2 * 64) * row_bytes;
+            // Queries of 16 or 64 rows, then the stages of 64 keys and 64 values.
+            let num_stages = if head_dim > 128 { 2 } else { 3 };
+            let shared_bytes = |rows: u32| (rows + num_stages * 2 * 64) * row_bytes;
             let tiled = TiledAttention {
                 few: module.function("attention_few")?,
                 many: module.function("attention_many")?,
@@ -138,13 +142,17 @@ impl Kernels {
 impl Module {
     fn load(code: &[u8]) -> Result<Self, BackendError> {
         // SAFETY: the code is a whole cubin, from NVRTC or from a file that has an ELF header; the driver checks the rest.
-        unsafe { driver::module::load_data(code.as_ptr().cast()) }.map(Self).map_err(failed("loading kernels"))
+        unsafe { driver::module::load_data(code.as_ptr().cast()) }
+            .map(Self)
+            .map_err(failed("loading kernels"))
     }
 
     fn function(&self, name: &str) -> Result<Function, BackendError> {
         let name = CString::new(name).expect("kernel names have no zero bytes");
         // SAFETY: the module is loaded.
-        unsafe { driver::module::get_function(self.0, name) }.map(Function).map_err(failed("finding a kernel"))
+        unsafe { driver::module::get_function(self.0, name) }
+            .map(Function)
+            .map_err(failed("finding a kernel"))
     }
 
     fn products(&self) -> Result<Products, BackendError> {

@@ -25,6 +25,7 @@ mod kv;
 mod ops;
 mod output;
 mod pack;
+mod params;
 mod probe;
 mod weights;
 

@@ -4,14 +4,18 @@
 //! Ops cannot fail in the trait, so the first failure is kept and the rest of the program passes over.
 
 use baton_backend::{
-    Activation, Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, NormOp, Ops,
-    Qkv, VectorId, WeightFormat, WeightId,
+    Activation, Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind,
+    NormOp, Ops, Qkv, VectorId, WeightFormat, WeightId,
 };
 
 use crate::backend::{Device, PARTIAL_LSE_SHARE};
 use crate::gemm;
 use crate::graphs::Shape;
 use crate::kernels::PRODUCT_ROWS;
+use crate::params::{
+    ActivateParams, Address, AttentionParams, BiasParams, ConvertParams, EmbedParams, NormParams,
+    ProductParams, RopeParams, SampleParams, SoftcapParams,
+};
 use crate::weights::Part;
 
 /// More rows of bf16 weights than this go to cuBLASLt. Other formats get more, because those must be converted first.
@@ -21,145 +25,12 @@ const MAX_QUANTISED_ROWS: usize = 8;
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
 
-type Address = u64;
-
-#[repr(C)]
-struct NormParams {
-    step: Address,
-    input: Address,
-    weight: Address,
-    bias: Address,
-    output: Address,
-    cols: u32,
-    eps: f32,
-    is_layer_norm: u32,
-    accumulate: u32,
-    gathers_logit_rows: u32,
-}
-
-#[repr(C)]
-struct RopeParams {
-    step: Address,
-    projected: Address,
-    bias: Address,
-    q_norm: Address,
-    k_norm: Address,
-    inv_freq: Address,
-    query: Address,
-    cache: Address,
-    num_heads: u32,
-    num_kv_heads: u32,
-    head_dim: u32,
-    half_rotary: u32,
-    interleaved: u32,
-    block_shift: u32,
-    cache_type: u32,
-    q_eps: f32,
-    k_eps: f32,
-    rope_scale: f32,
-}
-
-#[repr(C)]
-struct ActivateParams {
-    projected: Address,
-    bias: Address,
-    output: Address,
-    rows: u32,
-    width: u32,
-    activation: u32,
-}
-
-#[repr(C)]
-struct BiasParams {
-    values: Address,
-    bias: Address,
-    rows: u32,
-    width: u32,
-}
-
-#[repr(C)]
-struct SoftcapParams {
-    values: Address,
-    count: u64,
-    cap: f32,
-}
-
-#[repr(C)]
-struct ProductParams {
-    weight: Address,
-    row_bytes: u64,
-    input: Address,
-    bias: Address,
-    output: Address,
-    num_rows: u32,
-    cols: u32,
-    m: u32,
-    output_stride: u32,
-    accumulate: u32,
-    is_f32: u32,
-    softcap: f32,
-    activation: u32,
-}
-
-#[repr(C)]
-struct EmbedParams {
-    step: Address,
-    drawn: Address,
-    weight: Address,
-    row_bytes: u64,
-    output: Address,
-    first_row: u32,
-    num_rows: u32,
-    cols: u32,
-    scale: f32,
-}
-
-#[repr(C)]
-struct ConvertParams {
-    weight: Address,
-    row_bytes: u64,
-    output: Address,
-    num_rows: u32,
-    cols: u32,
-}
-
-#[repr(C)]
-struct AttentionParams {
-    step: Address,
-    query: Address,
-    cache: Address,
-    slopes: Address,
-    output: Address,
-    partials: Address,
-    partial_lse: Address,
-    plan: u32,
-    window: u32,
-    num_heads: u32,
-    num_kv_heads: u32,
-    head_dim: u32,
-    block_shift: u32,
-    cache_type: u32,
-    scale: f32,
-    softcap: f32,
-}
-
-#[repr(C)]
-struct SampleParams {
-    step: Address,
-    logits: Address,
-    adjusted: Address,
-    part_max: Address,
-    part_best: Address,
-    drawn: Address,
-    results: Address,
-    top: Address,
-    vocab: u32,
-}
-
 /// One step on its way through a program.
 pub(crate) struct Run<'a> {
     pub(crate) device: &'a mut Device,
     pub(crate) shape: Shape,
+    /// The shape is a bucket, whose products come again and again.
+    pub(crate) is_bucket: bool,
     /// Partial slots that each plan of the step uses.
     pub(crate) num_partials: &'a [u32],
     pub(crate) failure: Option<BackendError>,
@@ -169,6 +40,8 @@ pub(crate) struct Run<'a> {
 struct Product {
     input: Address,
     m: usize,
+    /// Rows that input and output have room for.
+    max_m: usize,
     weight: WeightId,
     bias: Option<VectorId>,
     output: Address,
@@ -195,6 +68,11 @@ fn rows_index(m: usize) -> usize {
     PRODUCT_ROWS.iter().position(|rows| m <= *rows as usize).expect("m is at most the largest kernel's rows")
 }
 
+/// Rows of a large product: more than there are, so that there are few shapes. What the others hold does not matter.
+fn padded_rows(m: usize) -> usize {
+    m.next_multiple_of(if m <= 128 { 8 } else { 64 })
+}
+
 fn is_small(part: &Part, m: usize) -> bool {
     m <= if part.format == WeightFormat::BF16 { MAX_PRODUCT_ROWS } else { MAX_QUANTISED_ROWS }
 }
@@ -219,12 +97,23 @@ impl Run<'_> {
     fn buffer(&self, id: BufferId, cols: usize) -> Result<Address, BackendError> {
         let buffer = &self.device.buffers[id.0 as usize];
         if buffer.cols != cols || buffer.is_f32 {
-            return Err(unsupported(format!("a buffer of {} columns where {cols} of bf16 are needed", buffer.cols)));
+            return Err(unsupported(format!(
+                "a buffer of {} columns where {cols} of bf16 are needed",
+                buffer.cols
+            )));
         }
         Ok(buffer.memory.address())
     }
 
-    fn launch_norm(&mut self, input: Address, norm: Option<&Norm>, output: Address, cols: usize, accumulate: bool, gathers: bool) -> Result<(), BackendError> {
+    fn launch_norm(
+        &mut self,
+        input: Address,
+        norm: Option<&Norm>,
+        output: Address,
+        cols: usize,
+        accumulate: bool,
+        gathers: bool,
+    ) -> Result<(), BackendError> {
         let (is_layer_norm, bias) = match norm.map(|norm| norm.kind) {
             None | Some(NormKind::Rms) => (0, None),
             Some(NormKind::Layer { bias }) => (1, bias),
@@ -286,7 +175,12 @@ impl Run<'_> {
         }
     }
 
-    fn small_product(&mut self, product: &Product, number: usize, output: Address) -> Result<(), BackendError> {
+    fn small_product(
+        &mut self,
+        product: &Product,
+        number: usize,
+        output: Address,
+    ) -> Result<(), BackendError> {
         let device = &*self.device;
         let weight = &device.weights[product.weight.0 as usize];
         let part = &weight.parts[number];
@@ -313,12 +207,21 @@ impl Run<'_> {
         unsafe { device.gpu.launch(function, (part.rows.div_ceil(4) as u32, 1), 128, 0, &params) }
     }
 
-    fn large_product(&mut self, product: &Product, number: usize, output: Address) -> Result<(), BackendError> {
-        let Device { gpu, gemm, kernels, weights, converted, vectors, .. } = &mut *self.device;
+    fn large_product(
+        &mut self,
+        product: &Product,
+        number: usize,
+        output: Address,
+    ) -> Result<(), BackendError> {
+        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let element = if product.is_f32 { 4 } else { 2 };
-        let piece = if part.format == WeightFormat::BF16 { part.rows } else { (converted.bytes() / 2 / weight.cols).min(part.rows) };
+        let piece = if part.format == WeightFormat::BF16 {
+            part.rows
+        } else {
+            (converted.bytes() / 2 / weight.cols).min(part.rows)
+        };
         for first in (0..part.rows).step_by(piece.max(1)) {
             let rows = piece.min(part.rows - first);
             let mut source = part.memory.address() + (first * part.row_bytes) as u64;
@@ -331,21 +234,31 @@ impl Run<'_> {
                     cols: weight.cols as u32,
                 };
                 // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
-                unsafe { gpu.launch(kernels.products(part.format).convert, (rows as u32, 1), 128, 0, &params) }?;
+                unsafe {
+                    gpu.launch(kernels.products(part.format).convert, (rows as u32, 1), 128, 0, &params)
+                }?;
                 source = converted.address();
             }
             let target = output + (first * element) as u64;
-            let is_aligned = |bytes: u64| target.is_multiple_of(bytes) && ((product.output_stride * element) as u64).is_multiple_of(bytes);
+            let is_aligned = |bytes: u64| {
+                target.is_multiple_of(bytes)
+                    && ((product.output_stride * element) as u64).is_multiple_of(bytes)
+            };
             let shape = gemm::Shape {
-                m: product.m,
+                m: padded_rows(product.m).min(product.max_m),
                 n: rows,
                 k: weight.cols,
                 output_stride: product.output_stride,
                 is_f32: product.is_f32,
                 output_alignment: if is_aligned(16) { 16 } else { element as u32 },
             };
+            let matrices = gemm::Matrices { weight: source, input: product.input, output: target };
+            // A product that adds to its output must not be timed there.
+            let scratch = if product.accumulate { projected.address() } else { target };
+            let fits = !product.accumulate || shape.m * shape.output_stride * element <= projected.bytes();
+            let scratch = Some(scratch).filter(|_| self.is_bucket && fits);
             // SAFETY: the addresses are matrices of the shape's sizes.
-            unsafe { gemm.multiply(gpu, shape, source, product.input, target, product.accumulate) }?;
+            unsafe { gemm.multiply(gpu, shape, matrices, product.accumulate, scratch) }?;
         }
         let Some(bias) = product.bias else { return Ok(()) };
         if part.rows != weight.rows || product.output_stride != weight.rows || product.is_f32 {
@@ -397,6 +310,7 @@ impl Run<'_> {
         self.product(&Product {
             input,
             m: self.tokens(),
+            max_m: self.device.max_tokens,
             weight: op.weight,
             bias: op.bias,
             output,
@@ -422,6 +336,7 @@ impl Run<'_> {
         self.product(&Product {
             input,
             m: self.tokens(),
+            max_m: self.device.max_tokens,
             weight,
             bias: None,
             output,
@@ -461,10 +376,13 @@ impl Run<'_> {
             };
             let function = self.device.kernels.products(part.format).gated[rows_index(m)];
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
-            return unsafe { self.device.gpu.launch(function, (width.div_ceil(4) as u32, 1), 128, 0, &params) };
+            return unsafe {
+                self.device.gpu.launch(function, (width.div_ceil(4) as u32, 1), 128, 0, &params)
+            };
         }
         let projected = self.project(input, op.weight)?;
-        let params = ActivateParams { projected, bias, output, rows: m as u32, width: width as u32, activation };
+        let params =
+            ActivateParams { projected, bias, output, rows: m as u32, width: width as u32, activation };
         let blocks = (m * width / 8).div_ceil(256).clamp(1, 2048) as u32;
         // SAFETY: the struct is the kernel's; scratch and output have `m` rows.
         unsafe { self.device.gpu.launch(self.device.kernels.gated_activation, (blocks, 1), 256, 0, &params) }
@@ -505,7 +423,15 @@ impl Run<'_> {
         };
         let heads = (op.num_heads + 2 * spec.num_kv_heads).div_ceil(4) as u32;
         // SAFETY: the struct is the kernel's; slots were checked against the cache when the step was submitted.
-        unsafe { self.device.gpu.launch(self.device.kernels.rope_and_cache, (self.shape.tokens, heads), 128, 0, &params) }
+        unsafe {
+            self.device.gpu.launch(
+                self.device.kernels.rope_and_cache,
+                (self.shape.tokens, heads),
+                128,
+                0,
+                &params,
+            )
+        }
     }
 
     fn try_attention(&mut self, op: &Attention) -> Result<(), BackendError> {
@@ -515,7 +441,9 @@ impl Run<'_> {
         let width = op.num_heads * spec.head_dim;
         let slots = self.num_partials.get(op.plan).copied().unwrap_or(0) as usize;
         let partial_bytes = device.partials.bytes() / PARTIAL_LSE_SHARE * (PARTIAL_LSE_SHARE - 1);
-        if slots * width * 4 > partial_bytes || slots * op.num_heads * 4 > device.partials.bytes() - partial_bytes {
+        if slots * width * 4 > partial_bytes
+            || slots * op.num_heads * 4 > device.partials.bytes() - partial_bytes
+        {
             return Err(unsupported(format!("a step with {slots} partial results of attention")));
         }
         let params = AttentionParams {
@@ -541,11 +469,15 @@ impl Run<'_> {
         let (gpu, kernels) = (&device.gpu, &device.kernels);
         let properties = &gpu.properties;
         let fitting = |shared: u32| {
-            (properties.shared_bytes_per_multiprocessor / (shared + 1024)).clamp(1, 8) * properties.num_multiprocessors
+            (properties.shared_bytes_per_multiprocessor / (shared + 1024)).clamp(1, 8)
+                * properties.num_multiprocessors
         };
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
         match kernels.tiled_attention(spec.head_dim, kv.cache_type() == 1).filter(|_| kv.cache_type() != 0) {
-            None => unsafe { gpu.launch(kernels.attention_any, (8 * properties.num_multiprocessors, 1), 128, 0, &params) }?,
+            // SAFETY: see above.
+            None => unsafe {
+                gpu.launch(kernels.attention_any, (8 * properties.num_multiprocessors, 1), 128, 0, &params)
+            }?,
             Some(tiled) => {
                 if plan.min_queries > 0 && plan.min_queries * group <= 16 {
                     let grid = (fitting(tiled.few_shared_bytes), 1);
@@ -561,7 +493,9 @@ impl Run<'_> {
         }
         if plan.has_merges {
             // SAFETY: see above.
-            unsafe { gpu.launch(kernels.merge_partials, (4 * properties.num_multiprocessors, 1), 128, 0, &params) }?;
+            unsafe {
+                gpu.launch(kernels.merge_partials, (4 * properties.num_multiprocessors, 1), 128, 0, &params)
+            }?;
         }
         Ok(())
     }
@@ -579,6 +513,7 @@ impl Run<'_> {
         self.product(&Product {
             input: scratch,
             m: self.shape.logit_rows as usize,
+            max_m: self.device.max_logit_rows,
             weight: op.weight,
             bias: None,
             output,
@@ -612,8 +547,20 @@ impl Run<'_> {
         };
         // SAFETY: the struct is the kernels'; the arrays were made for the largest number of samples.
         unsafe {
-            device.gpu.launch(device.kernels.sample_prepare, (SAMPLE_PARTS, self.shape.samples), 256, 0, &params)?;
-            device.gpu.launch(device.kernels.sample_choose, (self.shape.samples, 1), SAMPLE_THREADS, 0, &params)
+            device.gpu.launch(
+                device.kernels.sample_prepare,
+                (SAMPLE_PARTS, self.shape.samples),
+                256,
+                0,
+                &params,
+            )?;
+            device.gpu.launch(
+                device.kernels.sample_choose,
+                (self.shape.samples, 1),
+                SAMPLE_THREADS,
+                0,
+                &params,
+            )
         }
     }
 }

@@ -57,7 +57,8 @@ mod tests {
         let results = [1, 0, 0, 0, 0, 4, (-0.5_f32).to_bits(), 1, 3, 2.5_f32.to_bits()];
         let mut output = StepOutput::default();
         unpack(2, &results, &tops, &mut output);
-        let top: Vec<_> = output.top.iter().map(|token| (token.token_id, token.logprob, token.rank)).collect();
+        let top: Vec<_> =
+            output.top.iter().map(|token| (token.token_id, token.logprob, token.rank)).collect();
         assert_eq!(top, [(2, -0.5, 1), (4, -0.5, 1), (9, -1.5, 3)]);
         assert_eq!(output.samples[0].top, 0..0);
         assert_eq!(output.samples[1].top, 0..3);

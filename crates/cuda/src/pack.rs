@@ -59,10 +59,14 @@ impl Writer<'_> {
 /// Writes the step to `words`.
 pub(crate) fn pack(input: &StepInput, words: &mut [u32]) -> Result<Packed, BackendError> {
     if input.attention.len() > MAX_PLANS {
-        return Err(BackendError::Unsupported { what: format!("more than {MAX_PLANS} kinds of attention in one model") });
+        return Err(BackendError::Unsupported {
+            what: format!("more than {MAX_PLANS} kinds of attention in one model"),
+        });
     }
     try_pack(input, words).ok_or_else(|| BackendError::Unsupported {
-        what: "a step with so many pages, penalised tokens and biases: lower --max-num-seqs or --max-model-len".to_owned(),
+        what:
+            "a step with so many pages, penalised tokens and biases: lower --max-num-seqs or --max-model-len"
+                .to_owned(),
     })
 }
 
@@ -78,10 +82,14 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
     let pages = writer.extend(input.pages.iter().copied())?;
     let logit_rows = writer.extend(input.logit_rows.iter().copied())?;
     let samples = writer.extend(input.samples.iter().flat_map(sample_words))?;
-    let history = writer.extend(input.history.iter().flat_map(|seen| {
-        [seen.token_id, seen.num_output | u32::from(seen.in_prompt) << 31]
-    }))?;
-    let biases = writer.extend(input.biases.iter().flat_map(|(token_id, bias)| [*token_id, bias.to_bits()]))?;
+    let history = writer.extend(
+        input
+            .history
+            .iter()
+            .flat_map(|seen| [seen.token_id, seen.num_output | u32::from(seen.in_prompt) << 31]),
+    )?;
+    let biases =
+        writer.extend(input.biases.iter().flat_map(|(token_id, bias)| [*token_id, bias.to_bits()]))?;
     let swap_out = writer.moves(&input.swap_out)?;
     let swap_in = writer.moves(&input.swap_in)?;
     let copies = writer.moves(&input.copies)?;
@@ -89,7 +97,8 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
         let items = writer.extend(plan.items.iter().flat_map(|item| {
             [item.query_start, item.num_queries, item.pages_start, item.kv_start, item.kv_len, item.partial]
         }))?;
-        let merges = writer.extend(plan.merges.iter().flat_map(|merge| [merge.query, merge.first, merge.count]))?;
+        let merges =
+            writer.extend(plan.merges.iter().flat_map(|merge| [merge.query, merge.first, merge.count]))?;
         let merge_slots = writer.extend(plan.merge_slots.iter().copied())?;
         let header = FIXED_WORDS + number * PLAN_WORDS;
         writer.words[header..header + 5].copy_from_slice(&[

@@ -50,7 +50,9 @@ pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
     if count == 0 {
         return Err(Missing::Device { cause: "there is none".to_owned() });
     }
-    for (is_there, library) in [(has_compiler, "NVRTC (libnvrtc.so)"), (has_gemm, "cuBLASLt (libcublasLt.so)")] {
+    for (is_there, library) in
+        [(has_compiler, "NVRTC (libnvrtc.so)"), (has_gemm, "cuBLASLt (libcublasLt.so)")]
+    {
         if !is_there {
             return Err(Missing::Library { library });
         }

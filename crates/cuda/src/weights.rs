@@ -32,12 +32,19 @@ pub(crate) struct Staging {
 
 impl Staging {
     pub(crate) fn new(gpu: &Gpu) -> Result<Self, BackendError> {
-        let buffer = || Ok::<_, BackendError>((gpu.allocate_pinned(STAGING_BYTES, "staging")?, Event::new()?));
+        let buffer =
+            || Ok::<_, BackendError>((gpu.allocate_pinned(STAGING_BYTES, "staging")?, Event::new()?));
         Ok(Self { buffers: [buffer()?, buffer()?], next: 0 })
     }
 
     /// Copies `bytes` to `offset` of `to`; the last pieces may still be on their way.
-    pub(crate) fn copy(&mut self, gpu: &Gpu, bytes: &[u8], to: &DeviceMemory, offset: usize) -> Result<(), BackendError> {
+    pub(crate) fn copy(
+        &mut self,
+        gpu: &Gpu,
+        bytes: &[u8],
+        to: &DeviceMemory,
+        offset: usize,
+    ) -> Result<(), BackendError> {
         for (number, piece) in bytes.chunks(STAGING_BYTES).enumerate() {
             let (pinned, event) = &mut self.buffers[self.next];
             self.next ^= 1;
@@ -61,7 +68,9 @@ impl Weight {
             });
         }
         if !cols.is_multiple_of(8) {
-            return Err(BackendError::Unsupported { what: format!("a weight of {cols} columns: use a multiple of 8") });
+            return Err(BackendError::Unsupported {
+                what: format!("a weight of {cols} columns: use a multiple of 8"),
+            });
         }
         let mut parts = Vec::new();
         let mut first_row = 0;

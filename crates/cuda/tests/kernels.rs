@@ -10,8 +10,13 @@ fn every_kernel_compiles_without_spills() {
     let reports = reports.unwrap_or_else(|error| panic!("{error}"));
     let mut spilling = Vec::new();
     for report in &reports {
-        println!("{:>8} {:24} {:4} registers at most", report.architecture, report.unit, report.max_registers);
-        spilling.extend(report.spills.iter().map(|line| format!("{} {}: {line}", report.architecture, report.unit)));
+        println!(
+            "{:>8} {:24} {:4} registers at most",
+            report.architecture, report.unit, report.max_registers
+        );
+        spilling.extend(
+            report.spills.iter().map(|line| format!("{} {}: {line}", report.architecture, report.unit)),
+        );
     }
     assert!(reports.iter().all(|report| report.max_registers > 0), "the compiler gave no report");
     assert!(spilling.is_empty(), "registers are spilled:\n{}", spilling.join("\n"));

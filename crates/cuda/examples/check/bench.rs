@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use baton_backend::{
-    Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, Linear, Logits, NormOp, Ops, PlannerOptions, Program,
-    Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
+    Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, Linear, Logits, NormOp, Ops, PlannerOptions,
+    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
 };
 use baton_model::{Decoder, LoadFormat, ModelFiles};
 
@@ -105,14 +105,30 @@ pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
     let spec = config.kv_spec(KvDtype::BF16, BLOCK_SIZE);
     let pages = max_batch * max_model_len.div_ceil(BLOCK_SIZE);
     cuda.create_kv_cache(&spec, pages, 0).expect("the KV cache fits");
-    println!("{:.1} GB of weights in {:.1} s", cuda.weight_bytes() as f64 / 1e9, start.elapsed().as_secs_f64());
-    println!("{:>6} {:>6} {:>8} {:>13} {:>10} {:>10}  (context {context})", "batch", "split", "ops", "prefill tok/s", "ms a step", "tok/s");
+    println!(
+        "{:.1} GB of weights in {:.1} s",
+        cuda.weight_bytes() as f64 / 1e9,
+        start.elapsed().as_secs_f64()
+    );
+    println!(
+        "{:>6} {:>6} {:>8} {:>13} {:>10} {:>10}  (context {context})",
+        "batch", "split", "ops", "prefill tok/s", "ms a step", "tok/s"
+    );
     for (&batch, &split) in batches.iter().flat_map(|batch| splits.iter().map(move |split| (batch, split))) {
-        let mut state = Decode { batch, split, max_model_len, input: StepInput::default(), windows: config.attention_kinds() };
+        let mut state = Decode {
+            batch,
+            split,
+            max_model_len,
+            input: StepInput::default(),
+            windows: config.attention_kinds(),
+        };
         let prefill = state.prefill(&mut cuda, &decoder, context);
-        for (name, part) in
-            [("all", Part::All), ("no attn", Part::NoAttention), ("linear", Part::OnlyLinear), ("head", Part::OnlyHead)]
-        {
+        for (name, part) in [
+            ("all", Part::All),
+            ("no attn", Part::NoAttention),
+            ("linear", Part::OnlyLinear),
+            ("head", Part::OnlyHead),
+        ] {
             if part != Part::All && split != splits[0] {
                 continue;
             }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use baton_backend::KvDtype;
+use baton_model::{LoadFormat, ModelFiles};
 use serde_json::Value;
 
 use crate::backend;
@@ -22,17 +23,24 @@ fn read(folder: &Path) -> (Vec<Prompt>, usize) {
     let text = std::fs::read_to_string(folder.join("golden.json")).expect("golden.json");
     let json: Value = serde_json::from_str(&text).expect("golden.json is JSON");
     let bytes = std::fs::read(folder.join("logits.f32")).expect("logits.f32");
-    let floats: Vec<f32> =
-        bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+    let floats: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
     let tokens = |value: &Value| -> Vec<u32> {
         value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
     };
-    let prompts: Vec<Vec<u32>> =
-        json["prompts"].as_array().expect("prompts").iter().map(|prompt| tokens(&prompt["token_ids"])).collect();
+    let prompts: Vec<Vec<u32>> = json["prompts"]
+        .as_array()
+        .expect("prompts")
+        .iter()
+        .map(|prompt| tokens(&prompt["token_ids"]))
+        .collect();
     let num_rows: usize = prompts.iter().map(Vec::len).sum();
     let mut rows = floats.chunks(floats.len() / num_rows).map(<[f32]>::to_vec);
-    let with_logits = |tokens: Vec<u32>| Prompt { logits: rows.by_ref().take(tokens.len()).collect(), tokens };
-    (prompts.into_iter().map(with_logits).collect(), json["max_model_len"].as_u64().expect("a length") as usize)
+    let with_logits =
+        |tokens: Vec<u32>| Prompt { logits: rows.by_ref().take(tokens.len()).collect(), tokens };
+    (
+        prompts.into_iter().map(with_logits).collect(),
+        json["max_model_len"].as_u64().expect("a length") as usize,
+    )
 }
 
 pub fn check(root: &Path, table: &mut Table) {
@@ -66,7 +74,11 @@ fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table
         max_kv_per_item: split,
         max_queries_per_item: if split > 0 { 5 } else { 0 },
     };
-    let mut harness = Harness::new(Box::new(backend()), model, options);
+    let mut harness = {
+        let files = ModelFiles::open(model, LoadFormat::Auto).expect("the model opens");
+        let weights = files.weights().expect("the model has weights");
+        Harness::new(Box::new(backend()), files.config().clone(), &*weights, options)
+    };
     let longest = prompts.iter().max_by_key(|prompt| prompt.tokens.len()).expect("a prompt");
     let mut got = Vec::new();
     let mut expected: Vec<&[f32]> = Vec::new();
@@ -88,7 +100,8 @@ fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table
         let together = if start < shortest { prompts.as_slice() } else { std::slice::from_ref(longest) };
         let own = |prompt: &Prompt| prompts.iter().position(|other| std::ptr::eq(other, prompt));
         let place = |prompt: &Prompt| {
-            own(prompt).unwrap_or_else(|| prompts.iter().position(|p| p.tokens == prompt.tokens).expect("a prompt"))
+            own(prompt)
+                .unwrap_or_else(|| prompts.iter().position(|p| p.tokens == prompt.tokens).expect("a prompt"))
         };
         let runs: Vec<_> = together
             .iter()
@@ -121,7 +134,12 @@ fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table
             .collect();
         let rows = harness.step_with(&runs, |window, plan| {
             if window.is_none() && split == 0 {
-                relay_plan(plan, &positions.map(|position| position as u32), shared as u32, BLOCK_SIZE as u32);
+                relay_plan(
+                    plan,
+                    &positions.map(|position| position as u32),
+                    shared as u32,
+                    BLOCK_SIZE as u32,
+                );
             }
         });
         for (row, position) in rows.into_iter().zip(positions) {

@@ -2,9 +2,9 @@
 
 use baton_backend::testing::{Random, random_tensor};
 use baton_backend::{
-    Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm, NormKind,
-    NormOp, Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries, StepInput,
-    StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
+    Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
+    NormKind, NormOp, Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle,
+    SequenceQueries, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
 };
 
 use crate::backend;
@@ -86,7 +86,9 @@ fn products(format: WeightFormat, table: &mut Table) {
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(5);
         backend.set_limits(&limits()).expect("limits");
-        let source = backend.load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding).expect("loads");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+            .expect("loads");
         let weight = random_tensor(format, rows, cols, 0.1, &mut random);
         let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
         let bias = backend.load_vector(&random.normals(rows)).expect("loads");
@@ -106,7 +108,12 @@ fn products(format: WeightFormat, table: &mut Table) {
     for m in [1, 2, 3, 4, 5, 8, 9, 33, 150] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
-        table.compare(&format!("linear {format} with norm, bias, residual, {m} rows"), &expected, &got, 1.5e-2);
+        table.compare(
+            &format!("linear {format} with norm, bias, residual, {m} rows"),
+            &expected,
+            &got,
+            1.5e-2,
+        );
     }
     gated(format, Activation::Silu, table);
 }
@@ -124,7 +131,10 @@ fn gated(format: WeightFormat, activation: Activation, table: &mut Table) {
         let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
         let output = backend.create_buffer(MAX_TOKENS, rows / 2).expect("creates");
         let gated = GatedLinear { input: hidden, norm: None, weight, bias: Some(bias), activation, output };
-        (List(vec![Op::Embed(Embed { weight: source, scale: 1.5, output: hidden }), Op::Gated(gated)]), output)
+        (
+            List(vec![Op::Embed(Embed { weight: source, scale: 1.5, output: hidden }), Op::Gated(gated)]),
+            output,
+        )
     };
     let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
@@ -142,14 +152,26 @@ fn mixed_parts(table: &mut Table) {
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(7);
         backend.set_limits(&limits()).expect("limits");
-        let source = backend.load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding).expect("loads");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+            .expect("loads");
         let formats = [WeightFormat::Q4_K, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::BF16];
         let parts = formats.map(|format| random_tensor(format, 40, cols, 0.1, &mut random));
         let weight = backend.load_weight(&parts, WeightUse::Linear).expect("loads");
         let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
         let output = backend.create_buffer(MAX_TOKENS, 80).expect("creates");
-        let gated = GatedLinear { input: hidden, norm: None, weight, bias: None, activation: Activation::Silu, output };
-        (List(vec![Op::Embed(Embed { weight: source, scale: 1.0, output: hidden }), Op::Gated(gated)]), output)
+        let gated = GatedLinear {
+            input: hidden,
+            norm: None,
+            weight,
+            bias: None,
+            activation: Activation::Silu,
+            output,
+        };
+        (
+            List(vec![Op::Embed(Embed { weight: source, scale: 1.0, output: hidden }), Op::Gated(gated)]),
+            output,
+        )
     };
     let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
@@ -167,8 +189,9 @@ fn norms(table: &mut Table) {
         let build = |backend: &mut dyn Backend| {
             let mut random = Random::new(8);
             backend.set_limits(&limits()).expect("limits");
-            let source =
-                backend.load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding).expect("loads");
+            let source = backend
+                .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+                .expect("loads");
             let weight = backend.load_vector(&random.normals(cols)).expect("loads");
             let bias = backend.load_vector(&random.normals(cols)).expect("loads");
             let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
@@ -177,7 +200,14 @@ fn norms(table: &mut Table) {
             let norm = |accumulate| {
                 Op::Norm(NormOp { input: hidden, norm: Norm { kind, weight, eps: 1e-5 }, output, accumulate })
             };
-            (List(vec![Op::Embed(Embed { weight: source, scale: 2.0, output: hidden }), norm(false), norm(true)]), output)
+            (
+                List(vec![
+                    Op::Embed(Embed { weight: source, scale: 2.0, output: hidden }),
+                    norm(false),
+                    norm(true),
+                ]),
+                output,
+            )
         };
         let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
         let (program, output) = build(&mut cuda);
@@ -220,9 +250,17 @@ fn cases() -> Vec<Case> {
         block_size: 16,
     };
     let mut cases = Vec::new();
-    for (heads, kv_heads, head_dim) in
-        [(8, 2, 64), (8, 2, 128), (4, 2, 256), (8, 1, 128), (4, 4, 64), (4, 2, 16), (3, 1, 24), (4, 2, 96), (24, 1, 64)]
-    {
+    for (heads, kv_heads, head_dim) in [
+        (8, 2, 64),
+        (8, 2, 128),
+        (4, 2, 256),
+        (8, 1, 128),
+        (4, 4, 64),
+        (4, 2, 16),
+        (3, 1, 24),
+        (4, 2, 96),
+        (24, 1, 64),
+    ] {
         for dtype in [KvDtype::BF16, KvDtype::F16] {
             cases.push(Case { heads, kv_heads, head_dim, dtype, ..plain });
         }
@@ -232,7 +270,13 @@ fn cases() -> Vec<Case> {
     cases.push(Case { head_dim: 128, dtype: KvDtype::F32, ..plain });
     cases.push(Case { head_dim: 128, softcap: Some(3.0), ..plain });
     cases.push(Case { head_dim: 128, alibi: true, split: 16, ..plain });
-    cases.push(Case { head_dim: 128, style: RopeStyle::Interleaved, max_queries: 0, block_size: 64, ..plain });
+    cases.push(Case {
+        head_dim: 128,
+        style: RopeStyle::Interleaved,
+        max_queries: 0,
+        block_size: 64,
+        ..plain
+    });
     cases.push(Case { head_dim: 128, window: Some(50), max_queries: 0, block_size: 8, ..plain });
     cases
 }
@@ -257,7 +301,10 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         for position in start..start + len {
             input.token_ids.push(((seq * 31 + position * 7) % MAX_TOKENS) as u32);
             input.positions.push(position as u32);
-            input.slots.push(page(position / case.block_size) * case.block_size as u32 + (position % case.block_size) as u32);
+            input.slots.push(
+                page(position / case.block_size) * case.block_size as u32
+                    + (position % case.block_size) as u32,
+            );
         }
     }
     let options = PlannerOptions {
@@ -276,8 +323,9 @@ fn attention(case: &Case, table: &mut Table) {
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(9);
         backend.set_limits(&limits()).expect("limits");
-        let source =
-            backend.load_weight(&[inputs(MAX_TOKENS, hidden_size, &mut random)], WeightUse::Embedding).expect("loads");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, hidden_size, &mut random)], WeightUse::Embedding)
+            .expect("loads");
         let rows = (case.heads + 2 * case.kv_heads) * case.head_dim;
         let weight = random_tensor(WeightFormat::BF16, rows, hidden_size, 0.15, &mut random);
         let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
@@ -286,7 +334,8 @@ fn attention(case: &Case, table: &mut Table) {
         let slopes: Vec<f32> = (0..case.heads).map(|head| 0.5 / (head + 1) as f32).collect();
         let slopes = backend.load_vector(&slopes).expect("loads");
         let inv_freq = (0..case.head_dim / 4).map(|i| 0.8_f32.powi(i as i32)).collect();
-        let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: case.style }).expect("creates");
+        let rope =
+            backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: case.style }).expect("creates");
         let layer = KvLayerSpec { num_kv_heads: case.kv_heads, head_dim: case.head_dim };
         let spec = KvSpec { layers: vec![layer; 2], dtype: case.dtype, block_size: case.block_size };
         backend.create_kv_cache(&spec, 164, 0).expect("creates");
@@ -294,7 +343,8 @@ fn attention(case: &Case, table: &mut Table) {
         let hidden = backend.create_buffer(MAX_TOKENS, hidden_size).expect("creates");
         let query = backend.create_buffer(MAX_TOKENS, width).expect("creates");
         let output = backend.create_buffer(MAX_TOKENS, width).expect("creates");
-        let head_norm = case.head_norms.then_some(Norm { kind: NormKind::Rms, weight: head_weight, eps: 1e-5 });
+        let head_norm =
+            case.head_norms.then_some(Norm { kind: NormKind::Rms, weight: head_weight, eps: 1e-5 });
         let qkv = Qkv {
             input: hidden,
             norm: None,

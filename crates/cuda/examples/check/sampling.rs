@@ -3,8 +3,8 @@
 use baton_backend::sampling::{SampleScratch, push_sampled, sample_row};
 use baton_backend::testing::Random;
 use baton_backend::{
-    Backend, BufferId, Embed, Logits, Ops, Program, SampleRow, StepInput, StepLimits, StepOutput, Tensor, TokenCount,
-    WeightId, WeightUse,
+    Backend, BufferId, Embed, Logits, Ops, Program, SampleRow, StepInput, StepLimits, StepOutput, Tensor,
+    TokenCount, WeightId, WeightUse,
 };
 
 use crate::backend;
@@ -23,7 +23,13 @@ struct Sampler {
 impl Program for Sampler {
     fn run(&self, ops: &mut dyn Ops) {
         ops.embed(&Embed { weight: self.source, scale: 1.0, output: self.hidden });
-        ops.logits(&Logits { input: self.hidden, norm: None, weight: self.head, softcap: None, output: self.logits });
+        ops.logits(&Logits {
+            input: self.hidden,
+            norm: None,
+            weight: self.head,
+            softcap: None,
+            output: self.logits,
+        });
         ops.sample(self.logits);
     }
 }
@@ -36,7 +42,8 @@ pub fn check(table: &mut Table) {
 
 /// Coarse values, so that there are ties everywhere.
 fn matrix(rows: usize, random: &mut Random) -> Tensor {
-    let values: Vec<f32> = random.normals(rows * HIDDEN).iter().map(|value| (value * 4.0).round() / 8.0).collect();
+    let values: Vec<f32> =
+        random.normals(rows * HIDDEN).iter().map(|value| (value * 4.0).round() / 8.0).collect();
     Tensor::from_f32(rows, HIDDEN, &values).expect("shape")
 }
 
@@ -79,7 +86,10 @@ fn check_vocabulary(vocab: usize, table: &mut Table) {
             if !is_same {
                 different += 1;
                 if different < 4 {
-                    println!("     sample {number}: {:?} expected {:?}, got {:?}", input.samples[number], a, b);
+                    println!(
+                        "     sample {number}: {:?} expected {:?}, got {:?}",
+                        input.samples[number], a, b
+                    );
                 }
             }
         }

@@ -14,7 +14,11 @@ impl Table {
         let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
         let is_broken = expected.len() != got.len() || got.iter().any(|value| !value.is_finite());
         let error = expected.iter().zip(got).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs())) / largest;
-        self.line(what, !is_broken && error <= tolerance, &format!("error {error:.1e} of {largest:.2}, allowed {tolerance:.0e}"));
+        self.line(
+            what,
+            !is_broken && error <= tolerance,
+            &format!("error {error:.1e} of {largest:.2}, allowed {tolerance:.0e}"),
+        );
     }
 
     pub fn line(&mut self, what: &str, is_good: bool, detail: &str) {

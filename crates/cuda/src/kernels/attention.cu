@@ -4,12 +4,14 @@
 // captured launch fits any batch. The queries that share a kv head are packed into rows: row r of an item is query
 // r / group, head r % group. A block of four warps takes its rows either side by side (many rows: each warp 16 of 64, all
 // warps over the same keys) or on top of each other (few rows: all warps the same 16, each a quarter of the keys, joined at
-// the end). Keys and values come through a two-stage ring of cp.async gathers.
+// the end). Keys and values come through a ring of STAGES tiles of cp.async gathers, one barrier a tile.
 
 #define KEYS 64                          // keys of a tile
 #define CHUNKS (HEAD_DIM / 8)            // 16-byte chunks of a row
 #define ROW_BYTES (HEAD_DIM * 2)
 #define TILE_BYTES (KEYS * ROW_BYTES)
+#define STAGES (HEAD_DIM > 128 ? 2 : 3)
+#define COPIES (KEYS * CHUNKS / 128)      // of keys, and as many of values, a thread and tile
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -62,21 +64,41 @@ __device__ __forceinline__ uint4 convert_query(uint4 raw) {
 #endif
 }
 
-// One stage: keys `first..first + KEYS` of the item; those from `end` on are zero, never what the memory holds.
+// One stage: keys `first..first + KEYS` of the item; those from `end` on are zero, never what the memory holds. A stage
+// that would lie behind `end` is an empty group, so that groups can be counted.
 __device__ __forceinline__ void load_stage(
-    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first, u32 end, u32 keys_to, u32 values_to) {
-    const u32* pages = words(p.step, p.step->pages) + item.pages_start;
+    const AttentionParams& p, const u32* pages, u32 kv_head, u32 first, u32 end, u32 keys_to) {
     const u16* cache = reinterpret_cast<const u16*>(p.cache);
     u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * HEAD_DIM;
-    for (u32 i = threadIdx.x; i < KEYS * CHUNKS; i += 128) {
-        u32 row = i / CHUNKS, chunk = i % CHUNKS;
-        bool is_there = first + row < end;
-        u64 at = is_there ? cache_row(p, pages, first + row, kv_head) + chunk * 8 : 0;
-        u32 to = swizzle(row, chunk);
-        copy_16(keys_to + to, cache + at, is_there);
-        copy_16(values_to + to, cache + at + (is_there ? values_after : 0), is_there);
+    u32 chunk = threadIdx.x % CHUNKS;
+    if (first < end) {
+        // Page numbers first, several at a time, so that their latencies overlap.
+        constexpr u32 BATCH = COPIES < 8 ? COPIES : 8;
+#pragma unroll
+        for (u32 batch = 0; batch < COPIES; batch += BATCH) {
+            u64 at[BATCH];
+#pragma unroll
+            for (u32 i = 0; i < BATCH; i++) {
+                u32 offset = min(first + threadIdx.x / CHUNKS + (batch + i) * (128 / CHUNKS), end - 1);
+                at[i] = cache_row(p, pages, offset, kv_head) + chunk * 8;
+            }
+#pragma unroll
+            for (u32 i = 0; i < BATCH; i++) {
+                u32 row = threadIdx.x / CHUNKS + (batch + i) * (128 / CHUNKS);
+                u32 to = keys_to + swizzle(row, chunk);
+                copy_16(to, cache + at[i], first + row < end);
+                copy_16(to + TILE_BYTES, cache + at[i] + values_after, first + row < end);
+            }
+        }
     }
     asm volatile("cp.async.commit_group;");
+}
+
+__device__ __forceinline__ void see_range(
+    const AttentionParams& p, const AttentionItem& item, u32 position, u32& low, u32& high) {
+    u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+    low = first > item.kv_start ? first - item.kv_start : 0;
+    high = position >= item.kv_start ? position - item.kv_start + 1 : 0;
 }
 
 // ROW_WARPS warps side by side over rows, KEY_WARPS over keys; together four.
@@ -94,15 +116,28 @@ __device__ __forceinline__ void attend(
     u32 queries = shared_address(shared);
     u32 stages = queries + ROWS * ROW_BYTES;
 
-    // Which keys any row of this tile sees: offsets from the start of the item.
-    if (thread == 0) { range[0] = NONE; range[1] = 0; }
-    __syncthreads();
-    if (thread < ROWS && first_row + thread < num_rows) {
-        u32 position = positions[item.query_start + (first_row + thread) / group];
-        u32 low = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
-        atomicMin(&range[0], low > item.kv_start ? low - item.kv_start : 0);
-        atomicMax(&range[1], position >= item.kv_start ? position - item.kv_start + 1 : 0);
+    const u32* pages = words(p.step, p.step->pages) + item.pages_start;
+
+    // Which keys any row of this tile sees: offsets from the start of the item. A lone query needs no vote.
+    u32 low, high;
+    if (item.num_queries == 1) {
+        see_range(p, item, positions[item.query_start], low, high);
+    } else {
+        if (thread == 0) { range[0] = NONE; range[1] = 0; }
+        __syncthreads();
+        if (thread < ROWS && first_row + thread < num_rows) {
+            see_range(p, item, positions[item.query_start + (first_row + thread) / group], low, high);
+            atomicMin(&range[0], low);
+            atomicMax(&range[1], high);
+        }
+        __syncthreads();
+        low = range[0];
+        high = range[1];
     }
+    u32 begin = low / KEYS * KEYS, end = min(high, item.kv_len);
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++)
+        load_stage(p, pages, kv_head, begin + s * KEYS, end, stages + s * 2 * TILE_BYTES);
     for (u32 i = thread; i < ROWS * CHUNKS; i += 128) {
         u32 row = i / CHUNKS, chunk = i % CHUNKS, packed = first_row + row;
         uint4 raw = make_uint4(0, 0, 0, 0);
@@ -112,8 +147,6 @@ __device__ __forceinline__ void attend(
         }
         *reinterpret_cast<uint4*>(shared + swizzle(row, chunk)) = raw;
     }
-    __syncthreads();
-    u32 begin = range[0] / KEYS * KEYS, end = min(range[1], item.kv_len);
 
     // This lane's two rows.
     u32 positions_of[2];
@@ -129,17 +162,13 @@ __device__ __forceinline__ void attend(
     for (int i = 0; i < HEAD_DIM / 8; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
     float max[2] = {NEG_INF, NEG_INF}, total[2] = {0.0f, 0.0f};
 
-    if (begin < end) load_stage(p, item, kv_head, begin, end, stages, stages + TILE_BYTES);
     u32 stage = 0;
     for (u32 tile = begin; tile < end; tile += KEYS) {
-        if (tile + KEYS < end) {
-            u32 next = stages + (stage ^ 1) * 2 * TILE_BYTES;
-            load_stage(p, item, kv_head, tile + KEYS, end, next, next + TILE_BYTES);
-            asm volatile("cp.async.wait_group 1;");
-        } else {
-            asm volatile("cp.async.wait_group 0;");
-        }
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        // Also: everybody is done with the stage that is loaded next, and the queries are there.
         __syncthreads();
+        u32 next = (stage + STAGES - 1) % STAGES;
+        load_stage(p, pages, kv_head, tile + (STAGES - 1) * KEYS, end, stages + next * 2 * TILE_BYTES);
         u32 keys = stages + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES;
 
         float scores[SCORE_TILES][4];
@@ -212,9 +241,9 @@ __device__ __forceinline__ void attend(
                 multiply_add(sums[2 * d + 1], a, b[2], b[3]);
             }
         }
-        __syncthreads();
-        stage ^= 1;
+        stage = (stage + 1) % STAGES;
     }
+    asm volatile("cp.async.wait_group 0;");
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         total[h] += __shfl_xor_sync(NONE, total[h], 1);
@@ -297,6 +326,9 @@ KERNEL __launch_bounds__(128) attention_many(const AttentionParams p) {
         const AttentionItem item = items[unit / p.num_kv_heads];
         u32 num_rows = item.num_queries * group;
         if (num_rows <= 16) continue;
-        for (u32 row = 0; row < num_rows; row += 64) attend<4, 1>(p, item, unit % p.num_kv_heads, row, shared, range);
+        // Of the widest heads two warps share the rows, or the scores would not fit the registers.
+        constexpr int ROW_WARPS = HEAD_DIM > 128 ? 2 : 4;
+        for (u32 row = 0; row < num_rows; row += 16 * ROW_WARPS)
+            attend<ROW_WARPS, 4 / ROW_WARPS>(p, item, unit % p.num_kv_heads, row, shared, range);
     }
 }
