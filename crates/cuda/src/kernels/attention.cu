@@ -298,7 +298,7 @@ __device__ __forceinline__ void attend(
 }
 
 // Items of at most 16 packed rows: decodes.
-KERNEL __launch_bounds__(128) attention_few(const AttentionParams p) {
+KERNEL __launch_bounds__(128, 2) attention_few(const AttentionParams p) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 range[2];
     allow_next();
@@ -314,7 +314,7 @@ KERNEL __launch_bounds__(128) attention_few(const AttentionParams p) {
 }
 
 // The others: prompt chunks and shared prefixes.
-KERNEL __launch_bounds__(128) attention_many(const AttentionParams p) {
+KERNEL __launch_bounds__(128, 2) attention_many(const AttentionParams p) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 range[2];
     allow_next();
@@ -326,8 +326,8 @@ KERNEL __launch_bounds__(128) attention_many(const AttentionParams p) {
         const AttentionItem item = items[unit / p.num_kv_heads];
         u32 num_rows = item.num_queries * group;
         if (num_rows <= 16) continue;
-        // Of the widest heads two warps share the rows, or the scores would not fit the registers.
-        constexpr int ROW_WARPS = HEAD_DIM > 128 ? 2 : 4;
+        // Of the widest heads all warps share the rows, or the scores would not fit the registers.
+        constexpr int ROW_WARPS = HEAD_DIM > 128 ? 1 : 4;
         for (u32 row = 0; row < num_rows; row += 16 * ROW_WARPS)
             attend<ROW_WARPS, 4 / ROW_WARPS>(p, item, unit % p.num_kv_heads, row, shared, range);
     }
