@@ -57,7 +57,12 @@ fn test() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
     let data = setup::fetch()?;
-    let environment = [("BATON_TEST_MODEL", &data.model), ("BATON_TOKENIZER_DATA", &data.tokenizers)];
+    let environment = [
+        ("BATON_TEST_MODEL", &data.model),
+        ("BATON_TOKENIZER_DATA", &data.tokenizers),
+        ("LD_LIBRARY_PATH", &data.nvrtc),
+        ("BATON_REQUIRE_NVRTC", &data.nvrtc),
+    ];
     let environment = environment.map(|(name, path)| (name, path.display().to_string()));
     let environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();

@@ -1,6 +1,7 @@
-//! What the tests need and the repository is too small to hold: a real model and real vocabularies.
+//! What the tests need and the repository is too small to hold: a real model, real vocabularies, and the compiler of the
+//! GPU kernels, which needs no GPU.
 //!
-//! Both come from packages on PyPI through `pip`, once; they are kept under `.cache/`.
+//! All come from packages on PyPI through `pip`, once; they are kept under `.cache/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +12,7 @@ use crate::{root, run};
 
 /// The source package whose llama.cpp tree carries the vocabulary files with expected token ids.
 const VOCABULARY_PACKAGE: &str = "llama-cpp-python==0.3.36";
+const COMPILER_PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const VOCABULARIES: [&str; 5] = ["falcon", "gpt-2", "llama-bpe", "llama-spm", "qwen2"];
 
 #[derive(Debug)]
@@ -19,12 +21,14 @@ pub struct TestData {
     pub model: PathBuf,
     /// `ggml-vocab-*.gguf` with their `.inp` and `.out`.
     pub tokenizers: PathBuf,
+    /// The folder of `libnvrtc.so.13`.
+    pub nvrtc: PathBuf,
 }
 
 pub fn fetch() -> Result<TestData> {
     let cache = root().join(".cache");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    Ok(TestData { model: model(&cache)?, tokenizers: tokenizers(&cache)? })
+    Ok(TestData { model: model(&cache)?, tokenizers: tokenizers(&cache)?, nvrtc: nvrtc(&cache)? })
 }
 
 /// Pulls the default model with the product's own command, which checks it if it is here already.
@@ -58,12 +62,8 @@ fn tokenizers(cache: &Path) -> Result<PathBuf> {
     }
     println!("fetching {VOCABULARY_PACKAGE} for its vocabulary files");
     let download = cache.join("download");
-    std::fs::create_dir_all(&download)?;
     std::fs::create_dir_all(&folder)?;
-    run(Command::new("python3")
-        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest"])
-        .arg(&download)
-        .arg(VOCABULARY_PACKAGE))?;
+    pip_download(&["--no-binary", "llama-cpp-python", VOCABULARY_PACKAGE], &download)?;
     let archive = find(&download, "gz")?;
     run(Command::new("tar")
         .args(["--extract", "--gzip", "--wildcards", "--strip-components=4", "--file"])
@@ -73,4 +73,30 @@ fn tokenizers(cache: &Path) -> Result<PathBuf> {
         .arg("*/vendor/llama.cpp/models/ggml-vocab-*"))?;
     std::fs::remove_dir_all(&download)?;
     Ok(folder)
+}
+
+fn nvrtc(cache: &Path) -> Result<PathBuf> {
+    let folder = cache.join("nvrtc");
+    let libraries = folder.join("nvidia/cu13/lib");
+    if libraries.join("libnvrtc.so.13").is_file() {
+        return Ok(libraries);
+    }
+    println!("fetching {COMPILER_PACKAGE} to compile the GPU kernels");
+    let download = cache.join("download");
+    pip_download(&[COMPILER_PACKAGE], &download)?;
+    run(Command::new("python3")
+        .args(["-m", "zipfile", "--extract"])
+        .arg(find(&download, "whl")?)
+        .arg(&folder))?;
+    std::fs::remove_dir_all(&download)?;
+    Ok(libraries)
+}
+
+/// Downloads a package, without what it depends on, into an own folder.
+fn pip_download(arguments: &[&str], folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    run(Command::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"])
+        .arg(folder)
+        .args(arguments))
 }

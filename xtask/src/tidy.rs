@@ -11,15 +11,16 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("sched", &["core", "kv"]),
     ("backend", &["core"]),
     ("cpu", &["core", "backend"]),
+    ("cuda", &["core", "backend"]),
     ("model", &["core", "backend"]),
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
     ("serve", &["core", "engine", "text"]),
-    ("cli", &["core", "kv", "sched", "backend", "cpu", "model", "engine", "text", "serve"]),
-    ("sim", &["core", "kv", "sched", "backend", "model", "engine"]),
+    ("cli", &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
+    ("sim", &["core", "kv", "sched"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.
-const UNSAFE_CRATES: &[&str] = &["cpu", "model"];
+const UNSAFE_CRATES: &[&str] = &["cpu", "cuda", "model"];
 /// Kernels may be longer when splitting hurts.
 const MAX_FILE_LINES: usize = 600;
 

@@ -18,8 +18,8 @@ use crate::size::{parse_size, parse_size_gib};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// What to run on
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    /// What to run on: auto (the first GPU, if there is one), cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
     /// Threads of the CPU backend; without it, one a core
     #[arg(long, value_name = "N")]
@@ -90,10 +90,23 @@ pub struct CacheArgs {
     pub prefix_cache_eviction: EvictionArg,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceArg {
     Auto,
     Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+fn parse_device(text: &str) -> Result<DeviceArg, String> {
+    let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text}: not the number of a GPU"));
+    match text.split_once(':') {
+        None if text == "auto" => Ok(DeviceArg::Auto),
+        None if text == "cpu" => Ok(DeviceArg::Cpu),
+        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
+        Some(("cuda", ordinal)) => number(ordinal).map(DeviceArg::Cuda),
+        _ => Err("use auto, cpu, cuda or cuda:N".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -264,6 +277,16 @@ mod tests {
     fn the_last_of_two_contradicting_flags_counts() {
         assert!(!resolve(&["--enable-prefix-caching", "--no-enable-prefix-caching"]).enable_prefix_caching);
         assert!(resolve(&["--no-enable-prefix-caching", "--enable-prefix-caching"]).enable_prefix_caching);
+    }
+
+    #[test]
+    fn devices_are_parsed() {
+        assert_eq!(parse_device("auto"), Ok(DeviceArg::Auto));
+        assert_eq!(parse_device("cpu"), Ok(DeviceArg::Cpu));
+        assert_eq!(parse_device("cuda"), Ok(DeviceArg::Cuda(0)));
+        assert_eq!(parse_device("cuda:3"), Ok(DeviceArg::Cuda(3)));
+        assert_eq!(parse_device("cuda:x").unwrap_err(), "cuda:x: not the number of a GPU");
+        assert_eq!(parse_device("tpu").unwrap_err(), "use auto, cpu, cuda or cuda:N");
     }
 
     #[test]

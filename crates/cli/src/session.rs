@@ -10,13 +10,14 @@ use anyhow::Result;
 use baton_backend::Backend;
 use baton_core::{Request, SamplingParams, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
+use baton_cuda::{CudaBackend, CudaOptions};
 use baton_engine::Engine;
 use baton_model::{
     GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource,
 };
 use baton_text::{ChatTemplate, GgufVocab, OutputOptions, OutputStream, RenderOptions, Tokenizer};
 
-use crate::engine_args::{EngineArgs, parse_dtype};
+use crate::engine_args::{DeviceArg, EngineArgs, parse_dtype};
 use crate::errors::hinted;
 use crate::model_path;
 use crate::progress;
@@ -57,10 +58,20 @@ impl Session {
     }
 }
 
-/// The device that `--device` means. `auto` is the CPU as long as there is no other backend in this build.
+/// The device that `--device` means: `auto` is the first GPU, or the CPU where CUDA is missing or finds none.
 fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
-    let options = CpuOptions { threads: args.threads, ..CpuOptions::default() };
-    Ok(Box::new(CpuBackend::new(options)?))
+    let cuda = |ordinal| -> Result<Box<dyn Backend>> {
+        let options = CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() };
+        Ok(Box::new(CudaBackend::new(options)?))
+    };
+    match args.device {
+        DeviceArg::Cuda(ordinal) => cuda(ordinal),
+        DeviceArg::Auto if CudaBackend::probe().is_ok() => cuda(0),
+        DeviceArg::Auto | DeviceArg::Cpu => {
+            let options = CpuOptions { threads: args.threads, ..CpuOptions::default() };
+            Ok(Box::new(CpuBackend::new(options)?))
+        }
+    }
 }
 
 /// A model's configuration without its engine, for the calculator.

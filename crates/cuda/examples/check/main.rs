@@ -1,0 +1,60 @@
+//! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
+//!
+//! ```text
+//! check ops | sampling | golden GOLDEN_DIR | bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…]
+//! ```
+//! Prints a line a check and exits non-zero if any failed.
+
+mod bench;
+mod golden;
+#[path = "../../../model/tests/harness/mod.rs"]
+#[allow(dead_code)]
+mod harness;
+mod ops;
+mod sampling;
+mod table;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use baton_cuda::{CudaBackend, CudaOptions};
+use table::Table;
+
+fn options() -> CudaOptions {
+    CudaOptions { enforce_eager: std::env::var_os("BATON_ENFORCE_EAGER").is_some(), ..CudaOptions::default() }
+}
+
+fn backend() -> CudaBackend {
+    CudaBackend::new(options()).expect("the device starts")
+}
+
+fn main() -> ExitCode {
+    match CudaBackend::probe() {
+        Err(missing) => {
+            println!("no CUDA device: nothing checked ({missing})");
+            return ExitCode::from(2);
+        }
+        Ok(devices) => devices.iter().for_each(|device| println!("{}: {}", device.name, device.description)),
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut table = Table::default();
+    match arguments.as_slice() {
+        ["ops"] => ops::check(&mut table),
+        ["sampling"] => sampling::check(&mut table),
+        ["golden", folder] => golden::check(Path::new(folder), &mut table),
+        ["bench", model, batches, rest @ ..] => {
+            let numbers = |text: &str| -> Vec<usize> {
+                text.split(',').map(|number| number.parse().expect("a number")).collect()
+            };
+            let context = rest.first().map_or(256, |text| text.parse().expect("a number"));
+            let splits = numbers(rest.get(1).copied().unwrap_or("256"));
+            bench::run(Path::new(model), &numbers(batches), context, &splits);
+        }
+        other => {
+            eprintln!("unknown arguments {other:?}: see the top of examples/check/main.rs");
+            return ExitCode::FAILURE;
+        }
+    }
+    table.finish()
+}

@@ -1,0 +1,403 @@
+//! Every op on random data, on the device and on the reference backend.
+
+use baton_backend::testing::{Random, random_tensor};
+use baton_backend::{
+    Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
+    NormKind, NormOp, Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle,
+    SequenceQueries, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
+};
+
+use crate::backend;
+use crate::table::Table;
+
+const MAX_TOKENS: usize = 160;
+
+enum Op {
+    Embed(Embed),
+    Norm(NormOp),
+    Linear(Linear),
+    Gated(GatedLinear),
+    Qkv(Qkv),
+    Attention(Attention),
+}
+
+struct List(Vec<Op>);
+
+impl Program for List {
+    fn run(&self, ops: &mut dyn Ops) {
+        for op in &self.0 {
+            match op {
+                Op::Embed(op) => ops.embed(op),
+                Op::Norm(op) => ops.norm(op),
+                Op::Linear(op) => ops.linear(op),
+                Op::Gated(op) => ops.gated_linear(op),
+                Op::Qkv(op) => ops.qkv(op),
+                Op::Attention(op) => ops.attention(op),
+            }
+        }
+    }
+}
+
+fn limits() -> StepLimits {
+    StepLimits {
+        max_tokens: MAX_TOKENS,
+        max_seqs: 16,
+        max_logit_rows: 16,
+        max_samples: 16,
+        max_model_len: 2048,
+        vocab_size: 1000,
+    }
+}
+
+/// Values that bf16 holds exactly, so that both sides start from the same.
+fn inputs(rows: usize, cols: usize, random: &mut Random) -> Tensor {
+    let values: Vec<f32> =
+        random.normals(rows * cols).iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect();
+    Tensor::from_f32(rows, cols, &values).expect("shape")
+}
+
+fn run(backend: &mut dyn Backend, input: &StepInput, program: &List, output: BufferId) -> Vec<f32> {
+    backend.submit(input, program).expect("the step starts");
+    backend.collect(&mut StepOutput::default()).expect("the step ends");
+    backend.read_buffer(output, input.num_tokens()).expect("the buffer is read")
+}
+
+fn tokens(count: usize) -> StepInput {
+    let ids: Vec<u32> = (0..count as u32).collect();
+    StepInput { token_ids: ids.clone(), positions: ids.clone(), slots: ids, ..StepInput::default() }
+}
+
+pub fn check(table: &mut Table) {
+    for format in WeightFormat::ALL {
+        products(format, table);
+    }
+    for activation in [Activation::GeluTanh, Activation::Gelu] {
+        gated(WeightFormat::BF16, activation, table);
+    }
+    mixed_parts(table);
+    norms(table);
+    for case in cases() {
+        attention(&case, table);
+    }
+}
+
+fn products(format: WeightFormat, table: &mut Table) {
+    let (rows, cols) = (200, 768);
+    let build = |backend: &mut dyn Backend| {
+        let mut random = Random::new(5);
+        backend.set_limits(&limits()).expect("limits");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+            .expect("loads");
+        let weight = random_tensor(format, rows, cols, 0.1, &mut random);
+        let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
+        let bias = backend.load_vector(&random.normals(rows)).expect("loads");
+        let norm = backend.load_vector(&random.normals(cols)).expect("loads");
+        let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
+        let output = backend.create_buffer(MAX_TOKENS, rows).expect("creates");
+        let linear = |norm, bias, accumulate| {
+            Op::Linear(Linear { input: hidden, norm, weight, bias, output, accumulate })
+        };
+        let norm = Norm { kind: NormKind::Rms, weight: norm, eps: 1e-5 };
+        let embed = Op::Embed(Embed { weight: source, scale: 1.0, output: hidden });
+        (List(vec![embed, linear(Some(norm), Some(bias), false), linear(None, None, true)]), output)
+    };
+    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (program, output) = build(&mut cuda);
+    let _ = build(&mut reference);
+    for m in [1, 2, 3, 4, 5, 8, 9, 33, 150] {
+        let expected = run(&mut reference, &tokens(m), &program, output);
+        let got = run(&mut cuda, &tokens(m), &program, output);
+        table.compare(
+            &format!("linear {format} with norm, bias, residual, {m} rows"),
+            &expected,
+            &got,
+            1.5e-2,
+        );
+    }
+    gated(format, Activation::Silu, table);
+}
+
+fn gated(format: WeightFormat, activation: Activation, table: &mut Table) {
+    let (rows, cols) = (2 * 136, 512);
+    let build = |backend: &mut dyn Backend| {
+        let mut random = Random::new(6);
+        backend.set_limits(&limits()).expect("limits");
+        let source = random_tensor(format, MAX_TOKENS, cols, 1.0, &mut random);
+        let source = backend.load_weight(&[source], WeightUse::Embedding).expect("loads");
+        let weight = random_tensor(format, rows, cols, 0.1, &mut random);
+        let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
+        let bias = backend.load_vector(&random.normals(rows)).expect("loads");
+        let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
+        let output = backend.create_buffer(MAX_TOKENS, rows / 2).expect("creates");
+        let gated = GatedLinear { input: hidden, norm: None, weight, bias: Some(bias), activation, output };
+        (
+            List(vec![Op::Embed(Embed { weight: source, scale: 1.5, output: hidden }), Op::Gated(gated)]),
+            output,
+        )
+    };
+    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (program, output) = build(&mut cuda);
+    let _ = build(&mut reference);
+    for m in [1, 4, 7, 40] {
+        let expected = run(&mut reference, &tokens(m), &program, output);
+        let got = run(&mut cuda, &tokens(m), &program, output);
+        table.compare(&format!("gated {format} {activation:?}, embedded, {m} rows"), &expected, &got, 1.5e-2);
+    }
+}
+
+/// A weight whose parts have different formats, as in Q4_K_M files.
+fn mixed_parts(table: &mut Table) {
+    let cols = 512;
+    let build = |backend: &mut dyn Backend| {
+        let mut random = Random::new(7);
+        backend.set_limits(&limits()).expect("limits");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+            .expect("loads");
+        let formats = [WeightFormat::Q4_K, WeightFormat::Q4_K, WeightFormat::Q6_K, WeightFormat::BF16];
+        let parts = formats.map(|format| random_tensor(format, 40, cols, 0.1, &mut random));
+        let weight = backend.load_weight(&parts, WeightUse::Linear).expect("loads");
+        let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
+        let output = backend.create_buffer(MAX_TOKENS, 80).expect("creates");
+        let gated = GatedLinear {
+            input: hidden,
+            norm: None,
+            weight,
+            bias: None,
+            activation: Activation::Silu,
+            output,
+        };
+        (
+            List(vec![Op::Embed(Embed { weight: source, scale: 1.0, output: hidden }), Op::Gated(gated)]),
+            output,
+        )
+    };
+    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (program, output) = build(&mut cuda);
+    let _ = build(&mut reference);
+    for m in [1, 6, 40] {
+        let expected = run(&mut reference, &tokens(m), &program, output);
+        let got = run(&mut cuda, &tokens(m), &program, output);
+        table.compare(&format!("gated with parts of three formats, {m} rows"), &expected, &got, 1.5e-2);
+    }
+}
+
+fn norms(table: &mut Table) {
+    for (name, is_layer) in [("rms", false), ("layer", true)] {
+        let cols = 1000;
+        let build = |backend: &mut dyn Backend| {
+            let mut random = Random::new(8);
+            backend.set_limits(&limits()).expect("limits");
+            let source = backend
+                .load_weight(&[inputs(MAX_TOKENS, cols, &mut random)], WeightUse::Embedding)
+                .expect("loads");
+            let weight = backend.load_vector(&random.normals(cols)).expect("loads");
+            let bias = backend.load_vector(&random.normals(cols)).expect("loads");
+            let hidden = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
+            let output = backend.create_buffer(MAX_TOKENS, cols).expect("creates");
+            let kind = if is_layer { NormKind::Layer { bias: Some(bias) } } else { NormKind::Rms };
+            let norm = |accumulate| {
+                Op::Norm(NormOp { input: hidden, norm: Norm { kind, weight, eps: 1e-5 }, output, accumulate })
+            };
+            (
+                List(vec![
+                    Op::Embed(Embed { weight: source, scale: 2.0, output: hidden }),
+                    norm(false),
+                    norm(true),
+                ]),
+                output,
+            )
+        };
+        let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+        let (program, output) = build(&mut cuda);
+        let _ = build(&mut reference);
+        let expected = run(&mut reference, &tokens(5), &program, output);
+        let got = run(&mut cuda, &tokens(5), &program, output);
+        table.compare(&format!("{name} norm, then added"), &expected, &got, 1e-2);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    dtype: KvDtype,
+    window: Option<u32>,
+    softcap: Option<f32>,
+    alibi: bool,
+    head_norms: bool,
+    style: RopeStyle,
+    split: u32,
+    max_queries: u32,
+    block_size: usize,
+}
+
+fn cases() -> Vec<Case> {
+    let plain = Case {
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        dtype: KvDtype::BF16,
+        window: None,
+        softcap: None,
+        alibi: false,
+        head_norms: false,
+        style: RopeStyle::Half,
+        split: 0,
+        max_queries: 32,
+        block_size: 16,
+    };
+    let mut cases = Vec::new();
+    for (heads, kv_heads, head_dim) in [
+        (8, 2, 64),
+        (8, 2, 128),
+        (4, 2, 256),
+        (8, 1, 128),
+        (4, 4, 64),
+        (4, 2, 16),
+        (3, 1, 24),
+        (4, 2, 96),
+        (24, 1, 64),
+    ] {
+        for dtype in [KvDtype::BF16, KvDtype::F16] {
+            cases.push(Case { heads, kv_heads, head_dim, dtype, ..plain });
+        }
+        cases.push(Case { heads, kv_heads, head_dim, split: 32, max_queries: 5, head_norms: true, ..plain });
+        cases.push(Case { heads, kv_heads, head_dim, window: Some(21), split: 64, ..plain });
+    }
+    cases.push(Case { head_dim: 128, dtype: KvDtype::F32, ..plain });
+    cases.push(Case { head_dim: 128, softcap: Some(3.0), ..plain });
+    cases.push(Case { head_dim: 128, alibi: true, split: 16, ..plain });
+    cases.push(Case {
+        head_dim: 128,
+        style: RopeStyle::Interleaved,
+        max_queries: 0,
+        block_size: 64,
+        ..plain
+    });
+    cases.push(Case { head_dim: 128, window: Some(50), max_queries: 0, block_size: 8, ..plain });
+    cases
+}
+
+/// `(sequence, first position, number of tokens)` of a step.
+type Runs<'a> = &'a [(usize, usize, usize)];
+
+fn attention_step(case: &Case, runs: Runs) -> StepInput {
+    let mut input = StepInput::default();
+    let mut seqs = Vec::new();
+    for &(seq, start, len) in runs {
+        let num_pages = (start + len).div_ceil(case.block_size);
+        // Pages of a sequence lie backwards and interleaved with the others'.
+        let page = |index: usize| ((40 - index) * 4 + seq) as u32;
+        seqs.push(SequenceQueries {
+            query_start: input.token_ids.len() as u32,
+            num_queries: len as u32,
+            first_position: start as u32,
+            pages_start: input.pages.len() as u32,
+        });
+        input.pages.extend((0..num_pages).map(page));
+        for position in start..start + len {
+            input.token_ids.push(((seq * 31 + position * 7) % MAX_TOKENS) as u32);
+            input.positions.push(position as u32);
+            input.slots.push(
+                page(position / case.block_size) * case.block_size as u32
+                    + (position % case.block_size) as u32,
+            );
+        }
+    }
+    let options = PlannerOptions {
+        block_size: case.block_size,
+        window: case.window,
+        max_kv_per_item: case.split.next_multiple_of(case.block_size as u32),
+        max_queries_per_item: case.max_queries,
+    };
+    input.attention.resize_with(1, Default::default);
+    plan_attention(&seqs, &options, &mut input.attention[0]);
+    input
+}
+
+fn attention(case: &Case, table: &mut Table) {
+    let hidden_size = 256;
+    let build = |backend: &mut dyn Backend| {
+        let mut random = Random::new(9);
+        backend.set_limits(&limits()).expect("limits");
+        let source = backend
+            .load_weight(&[inputs(MAX_TOKENS, hidden_size, &mut random)], WeightUse::Embedding)
+            .expect("loads");
+        let rows = (case.heads + 2 * case.kv_heads) * case.head_dim;
+        let weight = random_tensor(WeightFormat::BF16, rows, hidden_size, 0.15, &mut random);
+        let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
+        let bias = backend.load_vector(&random.normals(rows)).expect("loads");
+        let head_weight = backend.load_vector(&random.normals(case.head_dim)).expect("loads");
+        let slopes: Vec<f32> = (0..case.heads).map(|head| 0.5 / (head + 1) as f32).collect();
+        let slopes = backend.load_vector(&slopes).expect("loads");
+        let inv_freq = (0..case.head_dim / 4).map(|i| 0.8_f32.powi(i as i32)).collect();
+        let rope =
+            backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: case.style }).expect("creates");
+        let layer = KvLayerSpec { num_kv_heads: case.kv_heads, head_dim: case.head_dim };
+        let spec = KvSpec { layers: vec![layer; 2], dtype: case.dtype, block_size: case.block_size };
+        backend.create_kv_cache(&spec, 164, 0).expect("creates");
+        let width = case.heads * case.head_dim;
+        let hidden = backend.create_buffer(MAX_TOKENS, hidden_size).expect("creates");
+        let query = backend.create_buffer(MAX_TOKENS, width).expect("creates");
+        let output = backend.create_buffer(MAX_TOKENS, width).expect("creates");
+        let head_norm =
+            case.head_norms.then_some(Norm { kind: NormKind::Rms, weight: head_weight, eps: 1e-5 });
+        let qkv = Qkv {
+            input: hidden,
+            norm: None,
+            weight,
+            bias: Some(bias),
+            q_norm: head_norm,
+            k_norm: head_norm,
+            rope: Some(rope),
+            num_heads: case.heads,
+            layer: 1,
+            output: query,
+        };
+        let attention = Attention {
+            layer: 1,
+            plan: 0,
+            window: case.window,
+            num_heads: case.heads,
+            scale: 1.0 / (case.head_dim as f32).sqrt() / 4.0,
+            softcap: case.softcap,
+            alibi: case.alibi.then_some(slopes),
+            query,
+            output,
+        };
+        let embed = Embed { weight: source, scale: 1.0, output: hidden };
+        (List(vec![Op::Embed(embed), Op::Qkv(qkv), Op::Attention(attention)]), output)
+    };
+    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (program, output) = build(&mut cuda);
+    let _ = build(&mut reference);
+    let steps: [Runs; 5] = [
+        &[(0, 0, 100), (1, 0, 33), (2, 0, 1)],
+        &[(0, 100, 1), (1, 33, 1), (2, 1, 1)],
+        &[(2, 2, 70), (0, 101, 1), (1, 34, 1), (3, 0, 17)],
+        &[(0, 102, 1), (1, 35, 1), (2, 72, 1), (3, 17, 1)],
+        &[(1, 36, 120)],
+    ];
+    let (mut expected, mut got) = (Vec::new(), Vec::new());
+    for runs in steps {
+        let input = attention_step(case, runs);
+        expected.extend(run(&mut reference, &input, &program, output));
+        got.extend(run(&mut cuda, &input, &program, output));
+    }
+    let name = format!(
+        "attention {}/{}x{} {:?} block {} split {} window {:?}{}{}",
+        case.heads,
+        case.kv_heads,
+        case.head_dim,
+        case.dtype,
+        case.block_size,
+        case.split,
+        case.window,
+        if case.softcap.is_some() { " softcap" } else { "" },
+        if case.alibi { " alibi" } else { "" }
+    );
+    table.compare(&name, &expected, &got, 2e-2);
+}

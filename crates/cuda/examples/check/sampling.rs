@@ -1,0 +1,166 @@
+//! The device's sampler against the host's, on the device's own logits: the tokens must be the same, not close.
+
+use baton_backend::sampling::{SampleScratch, push_sampled, sample_row};
+use baton_backend::testing::Random;
+use baton_backend::{
+    Backend, BufferId, Embed, Logits, Ops, Program, SampleRow, StepInput, StepLimits, StepOutput, Tensor,
+    TokenCount, WeightId, WeightUse,
+};
+
+use crate::backend;
+use crate::table::Table;
+
+const ROWS: usize = 48;
+const HIDDEN: usize = 64;
+
+struct Sampler {
+    source: WeightId,
+    head: WeightId,
+    hidden: BufferId,
+    logits: BufferId,
+}
+
+impl Program for Sampler {
+    fn run(&self, ops: &mut dyn Ops) {
+        ops.embed(&Embed { weight: self.source, scale: 1.0, output: self.hidden });
+        ops.logits(&Logits {
+            input: self.hidden,
+            norm: None,
+            weight: self.head,
+            softcap: None,
+            output: self.logits,
+        });
+        ops.sample(self.logits);
+    }
+}
+
+pub fn check(table: &mut Table) {
+    for vocab in [40, 1000, 32003, 128256] {
+        check_vocabulary(vocab, table);
+    }
+}
+
+/// Coarse values, so that there are ties everywhere.
+fn matrix(rows: usize, random: &mut Random) -> Tensor {
+    let values: Vec<f32> =
+        random.normals(rows * HIDDEN).iter().map(|value| (value * 4.0).round() / 8.0).collect();
+    Tensor::from_f32(rows, HIDDEN, &values).expect("shape")
+}
+
+fn check_vocabulary(vocab: usize, table: &mut Table) {
+    let mut random = Random::new(vocab as u64);
+    let mut cuda = backend();
+    let limits = StepLimits {
+        max_tokens: ROWS,
+        max_seqs: ROWS,
+        max_logit_rows: ROWS,
+        max_samples: ROWS,
+        max_model_len: 64,
+        vocab_size: vocab,
+    };
+    cuda.set_limits(&limits).expect("limits");
+    let program = Sampler {
+        source: cuda.load_weight(&[matrix(ROWS, &mut random)], WeightUse::Embedding).expect("loads"),
+        head: cuda.load_weight(&[matrix(vocab, &mut random)], WeightUse::Linear).expect("loads"),
+        hidden: cuda.create_buffer(ROWS, HIDDEN).expect("creates"),
+        logits: cuda.create_buffer(ROWS, vocab).expect("creates"),
+    };
+    let (mut different, mut drawn, mut worst) = (0, 0, 0.0_f32);
+    for round in 0..6 {
+        let input = step(vocab, round, &mut random);
+        cuda.submit(&input, &program).expect("the step starts");
+        let mut got = StepOutput::default();
+        cuda.collect(&mut got).expect("the step ends");
+        let logits = cuda.read_buffer(program.logits, ROWS).expect("logits");
+        let expected = on_host(&input, &logits, vocab);
+        for (number, (a, b)) in expected.samples.iter().zip(&got.samples).enumerate() {
+            drawn += 1;
+            let top = |output: &StepOutput, range: &std::ops::Range<u32>| -> Vec<(u32, u32)> {
+                let tokens = &output.top[range.start as usize..range.end as usize];
+                tokens.iter().map(|token| (token.token_id, token.rank)).collect()
+            };
+            let is_same = a.chosen.token_id == b.chosen.token_id
+                && a.chosen.rank == b.chosen.rank
+                && top(&expected, &a.top) == top(&got, &b.top);
+            worst = worst.max((a.chosen.logprob - b.chosen.logprob).abs());
+            if !is_same {
+                different += 1;
+                if different < 4 {
+                    println!(
+                        "     sample {number}: {:?} expected {:?}, got {:?}",
+                        input.samples[number], a, b
+                    );
+                }
+            }
+        }
+    }
+    let is_good = different == 0 && worst < 1e-5 && drawn == 6 * ROWS;
+    table.line(
+        &format!("sampling from {vocab} tokens"),
+        is_good,
+        &format!("{different} of {drawn} differ, log-probabilities within {worst:.1e}"),
+    );
+}
+
+fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
+    let ids: Vec<u32> = (0..ROWS as u32).collect();
+    let mut input = StepInput {
+        token_ids: ids.clone(),
+        positions: ids.clone(),
+        slots: ids.clone(),
+        logit_rows: ids,
+        ..StepInput::default()
+    };
+    for row in 0..ROWS as u32 {
+        let pick = |random: &mut Random, odds: usize| random.below(odds) == 0;
+        let history_start = input.history.len() as u32;
+        if pick(random, 3) {
+            let step = vocab / 30;
+            for i in 0..20 {
+                let token_id = (i * step + random.below(step.max(1))) as u32;
+                let in_prompt = random.below(2) == 0;
+                input.history.push(TokenCount { token_id, in_prompt, num_output: random.below(3) as u32 });
+            }
+        }
+        let bias_start = input.biases.len() as u32;
+        if pick(random, 3) {
+            for _ in 0..10 {
+                let bias = if pick(random, 3) { f32::NEG_INFINITY } else { random.normal() * 3.0 };
+                input.biases.push((random.below(vocab + 5) as u32, bias));
+            }
+        }
+        let is_forced = pick(random, 10);
+        input.samples.push(SampleRow {
+            logit_row: ROWS as u32 - 1 - row,
+            forced: is_forced.then(|| random.below(vocab) as u32),
+            temperature: if pick(random, 4) { 0.0 } else { 0.3 + random.uniform() * 1.5 },
+            top_k: if pick(random, 2) { 0 } else { 1 + random.below(60) as u32 },
+            top_p: if pick(random, 2) { 1.0 } else { random.uniform() },
+            min_p: if pick(random, 2) { 0.0 } else { random.uniform() * 0.2 },
+            repetition_penalty: 1.0 + random.uniform(),
+            presence_penalty: random.uniform(),
+            frequency_penalty: random.uniform(),
+            history: history_start..input.history.len() as u32,
+            bias: bias_start..input.biases.len() as u32,
+            seed: random.next_u64(),
+            counter: u64::from(round),
+            num_logprobs: pick(random, 2).then(|| random.below(30) as u32),
+        });
+    }
+    input
+}
+
+fn on_host(input: &StepInput, logits: &[f32], vocab: usize) -> StepOutput {
+    let mut output = StepOutput::default();
+    let mut scratch = SampleScratch::with_vocab_size(vocab);
+    let mut top = Vec::new();
+    for row in &input.samples {
+        top.clear();
+        let history = &input.history[row.history.start as usize..row.history.end as usize];
+        let biases = &input.biases[row.bias.start as usize..row.bias.end as usize];
+        let logits = &logits[row.logit_row as usize * vocab..][..vocab];
+        let sampled = sample_row(logits, row, history, biases, &mut scratch, &mut top);
+        push_sampled(&mut output, &sampled, &top);
+    }
+    output
+}

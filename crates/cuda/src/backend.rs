@@ -1,0 +1,514 @@
+//! The life of the device: load, create, submit, collect.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+
+use baton_backend::{
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RopeId, RopeSpec,
+    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+};
+use half::bf16;
+
+use crate::compile::HEAD_DIMS;
+use crate::gemm::Gemm;
+use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
+use crate::kernels::Kernels;
+use crate::kv::{KvCache, independent_runs};
+use crate::ops::Run;
+use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
+use crate::pack::{Packed, capacity_words, pack};
+use crate::probe::{Missing, probe};
+use crate::weights::{Staging, Weight};
+
+/// Tokens of a KV block unless asked otherwise.
+pub(crate) const BLOCK_SIZE: usize = 16;
+/// Of the memory for partial results, one part in this many is for their log-sum-exps.
+pub(crate) const PARTIAL_LSE_SHARE: usize = 32;
+/// Values of a weight that are converted at once for a large product.
+const MAX_CONVERTED: usize = 64 << 20;
+const SAMPLE_PARTS: usize = 32;
+const MAX_SMALL_HEAD: usize = 32768;
+const MAX_IN_FLIGHT: usize = 2;
+
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Which device, as `nvidia-smi` numbers them.
+    pub ordinal: usize,
+    /// Launch every kernel of every step instead of replaying recorded steps.
+    pub enforce_eager: bool,
+    /// Where compiled kernels are kept; `None` keeps none.
+    pub cache_dir: Option<PathBuf>,
+    /// Memory for partial results of attention that is split over a long context.
+    pub partial_bytes: usize,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        let cache = std::env::var_os("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        Self {
+            ordinal: 0,
+            enforce_eager: false,
+            cache_dir: cache.map(|cache| cache.join("baton/kernels")),
+            partial_bytes: 256 << 20,
+        }
+    }
+}
+
+/// See the crate.
+#[derive(Debug)]
+pub struct CudaBackend {
+    // Dropped in this order: graphs and kernels need the context of `device.gpu`, which is last in `Device`.
+    graphs: Graphs,
+    device: Device,
+    staging: Staging,
+    limits: Option<StepLimits>,
+    enforce_eager: bool,
+    partial_bytes: usize,
+    widest_linear: (usize, usize),
+    largest_converted: usize,
+    slots: Option<[Slot; MAX_IN_FLIGHT]>,
+    in_flight: VecDeque<InFlight>,
+    next_slot: usize,
+}
+
+/// What the ops of a step use.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) weights: Vec<Weight>,
+    pub(crate) vectors: Vec<DeviceMemory>,
+    pub(crate) ropes: Vec<Rope>,
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) kv: Option<KvCache>,
+    /// The uploaded step.
+    pub(crate) step: DeviceMemory,
+    /// Normed inputs of products, `[max rows, widest input]`.
+    pub(crate) normed: DeviceMemory,
+    /// Results of projections that another kernel goes over, `[max tokens, widest output]`.
+    pub(crate) projected: DeviceMemory,
+    /// A piece of a weight as bf16.
+    pub(crate) converted: DeviceMemory,
+    pub(crate) partials: DeviceMemory,
+    pub(crate) adjusted: DeviceMemory,     // [max samples, vocab] f32
+    pub(crate) sample_parts: DeviceMemory, // [2, max samples, parts]
+    pub(crate) drawn: DeviceMemory,        // [max samples]
+    pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
+    pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
+    pub(crate) max_tokens: usize,
+    pub(crate) max_logit_rows: usize,
+    pub(crate) kernels: Kernels,
+    pub(crate) gemm: Gemm,
+    pub(crate) gpu: Gpu,
+}
+
+#[derive(Debug)]
+pub(crate) struct Rope {
+    pub(crate) inv_freq: DeviceMemory,
+    pub(crate) half: u32,
+    pub(crate) scale: f32,
+    pub(crate) is_interleaved: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    pub(crate) memory: DeviceMemory,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// Logits are f32, all else is bf16.
+    pub(crate) is_f32: bool,
+}
+
+/// The host's side of a step in flight.
+#[derive(Debug)]
+struct Slot {
+    step: PinnedMemory,
+    results: PinnedMemory,
+    top: PinnedMemory,
+    done: Event,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    slot: usize,
+    num_samples: usize,
+}
+
+#[repr(C)]
+struct MoveParams {
+    from: u64,
+    to: u64,
+    pairs: u64,
+    count: u32,
+    block_units: u32,
+}
+
+fn unsupported(what: impl Into<String>) -> BackendError {
+    BackendError::Unsupported { what: what.into() }
+}
+
+impl CudaBackend {
+    /// The devices of this machine, or what is missing to use one. Never panics.
+    pub fn probe() -> Result<Vec<DeviceInfo>, Missing> {
+        Ok(probe()?.iter().map(|properties| properties.info(properties.total_bytes)).collect())
+    }
+
+    pub fn new(options: CudaOptions) -> Result<Self, BackendError> {
+        let devices = probe().map_err(|missing| unsupported(format!("CUDA: {missing}")))?;
+        let count = devices.len();
+        let properties = devices.into_iter().nth(options.ordinal);
+        let properties = properties
+            .ok_or_else(|| unsupported(format!("cuda:{}: there are {count} devices", options.ordinal)))?;
+        if properties.capability < (8, 0) {
+            return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
+        }
+        let gpu = Gpu::new(properties)?;
+        let kernels = Kernels::new(&gpu, options.cache_dir)?;
+        let gemm = Gemm::new(&gpu)?;
+        let nothing = || gpu.allocate(0, "nothing yet");
+        let device = Device {
+            weights: Vec::new(),
+            vectors: Vec::new(),
+            ropes: Vec::new(),
+            buffers: Vec::new(),
+            kv: None,
+            step: nothing()?,
+            normed: nothing()?,
+            projected: nothing()?,
+            converted: nothing()?,
+            partials: nothing()?,
+            adjusted: nothing()?,
+            sample_parts: nothing()?,
+            drawn: nothing()?,
+            results: nothing()?,
+            top: nothing()?,
+            max_tokens: 0,
+            max_logit_rows: 0,
+            kernels,
+            gemm,
+            gpu,
+        };
+        Ok(Self {
+            staging: Staging::new(&device.gpu)?,
+            graphs: Graphs::default(),
+            device,
+            limits: None,
+            enforce_eager: options.enforce_eager,
+            partial_bytes: options.partial_bytes,
+            widest_linear: (0, 0),
+            largest_converted: 0,
+            slots: None,
+            in_flight: VecDeque::new(),
+            next_slot: 0,
+        })
+    }
+
+    /// Grows the scratch of products to the weights and limits known so far.
+    fn size_scratch(&mut self) -> Result<(), BackendError> {
+        let Some(limits) = self.limits else { return Ok(()) };
+        let (rows, cols) = self.widest_linear;
+        let max_rows = limits.max_tokens.max(limits.max_logit_rows);
+        let Device { gpu, normed, projected, converted, .. } = &mut self.device;
+        for (memory, bytes) in [
+            (normed, max_rows * cols * 2),
+            (projected, limits.max_tokens * rows * 2),
+            (converted, self.largest_converted.min(MAX_CONVERTED.max(cols)) * 2),
+        ] {
+            if memory.bytes() < bytes {
+                *memory = gpu.allocate(0, "nothing")?;
+                *memory = gpu.allocate(bytes, "workspace")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, input: &StepInput) -> Result<(), BackendError> {
+        let limits = self.limits.ok_or_else(|| unsupported("a step before set_limits"))?;
+        let tokens = input.num_tokens();
+        let is_within = tokens <= limits.max_tokens
+            && input.logit_rows.len() <= limits.max_logit_rows
+            && input.samples.len() <= limits.max_samples
+            && input.positions.len() == tokens
+            && input.slots.len() == tokens
+            && input.logit_rows.iter().all(|row| (*row as usize) < tokens)
+            && input.samples.iter().all(|sample| (sample.logit_row as usize) < input.logit_rows.len())
+            && input
+                .feedback
+                .iter()
+                .all(|(row, sample)| (*row as usize) < tokens && (*sample as usize) < limits.max_samples);
+        if !is_within {
+            return Err(unsupported("a step beyond its limits"));
+        }
+        match &self.device.kv {
+            Some(kv) => check_blocks(input, kv),
+            None => Ok(()),
+        }
+    }
+
+    /// Swaps and copies of whole blocks, in the order of the lists.
+    fn move_blocks(&self, input: &StepInput, packed: &Packed) -> Result<(), BackendError> {
+        let Some(kv) = &self.device.kv else { return Ok(()) };
+        let host = |layer: usize| kv.layers[layer].host.as_ref().map_or(0, PinnedMemory::address);
+        let device = |layer: usize| kv.layers[layer].device.address();
+        self.move_list(&input.swap_out, packed.swap_out, device, host)?;
+        self.move_list(&input.swap_in, packed.swap_in, host, device)?;
+        self.move_list(&input.copies, packed.copies, device, device)
+    }
+
+    fn move_list(
+        &self,
+        list: &[BlockCopy],
+        offset_words: usize,
+        from: impl Fn(usize) -> u64,
+        to: impl Fn(usize) -> u64,
+    ) -> Result<(), BackendError> {
+        let Some(kv) = &self.device.kv else { return Ok(()) };
+        for run in independent_runs(list) {
+            for layer in 0..kv.num_layers() {
+                let params = MoveParams {
+                    from: from(layer),
+                    to: to(layer),
+                    pairs: self.device.step.address() + 4 * (offset_words + 2 * run.start) as u64,
+                    count: run.len() as u32,
+                    block_units: (kv.layers[layer].block_bytes / 16) as u32,
+                };
+                // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
+                unsafe {
+                    self.device.gpu.launch(self.device.kernels.move_blocks, (256, 1), 256, 0, &params)
+                }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        shape: Shape,
+        is_bucket: bool,
+        num_partials: &[u32],
+        program: &dyn Program,
+    ) -> Result<(), BackendError> {
+        let mut run = Run { device: &mut self.device, shape, is_bucket, num_partials, failure: None };
+        program.run(&mut run);
+        run.failure.map_or(Ok(()), Err)
+    }
+
+    fn run(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+        let limits = self.limits.expect("checked before");
+        let exact = Shape::exact(input);
+        let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
+        let max_rows = limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples);
+        let bucket = if self.enforce_eager { None } else { exact.bucket(max_rows) };
+        let Some(bucket) = bucket else { return self.launch(exact, false, &num_partials, program) };
+        let key = (fingerprint(program), bucket);
+        match self.graphs.action(key) {
+            Action::Run => self.launch(bucket, true, &num_partials, program),
+            Action::Replay => self.graphs.replay(&self.device.gpu, key),
+            Action::Record => {
+                Graph::begin(&self.device.gpu)?;
+                let launched = self.launch(bucket, true, &num_partials, program);
+                let graph = Graph::end(&self.device.gpu);
+                launched?;
+                self.graphs.store(key, graph.ok());
+                match self.graphs.action(key) {
+                    Action::Replay => self.graphs.replay(&self.device.gpu, key),
+                    _ => self.launch(bucket, true, &num_partials, program),
+                }
+            }
+        }
+    }
+}
+
+fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
+    let (device, host) = (kv.num_device_blocks() as u32, kv.num_host_blocks() as u32);
+    let moves =
+        |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
+    let is_within = moves(&input.swap_out, device, host)
+        && moves(&input.swap_in, host, device)
+        && moves(&input.copies, device, device)
+        && input.slots.iter().all(|slot| (*slot as usize) < kv.num_slots())
+        && input.pages.iter().all(|page| *page < device);
+    let tokens = input.num_tokens() as u64;
+    let items = input.attention.iter().flat_map(|plan| &plan.items);
+    let items_are_within = |item: &baton_backend::AttentionItem| {
+        let pages = u64::from(item.kv_len).div_ceil(1 << kv.block_shift);
+        u64::from(item.query_start) + u64::from(item.num_queries) <= tokens
+            && u64::from(item.pages_start) + pages <= input.pages.len() as u64
+    };
+    if is_within && items.into_iter().all(items_are_within) {
+        Ok(())
+    } else {
+        Err(unsupported("a step with blocks or rows that do not exist"))
+    }
+}
+
+impl Backend for CudaBackend {
+    fn device(&self) -> DeviceInfo {
+        self.device.gpu.properties.info(self.device.gpu.free_bytes())
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        self.device.gpu.bind()?;
+        for part in parts {
+            self.device.kernels.prepare_format(part.format())?;
+        }
+        let weight = Weight::load(&self.device.gpu, &mut self.staging, parts)?;
+        if usage != WeightUse::Embedding {
+            // A head writes logits, never scratch; a small one is not worth knowing.
+            let is_head = weight.rows > MAX_SMALL_HEAD
+                && self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
+            self.widest_linear.0 = self.widest_linear.0.max(if is_head { 0 } else { weight.rows });
+            self.widest_linear.1 = self.widest_linear.1.max(weight.cols);
+            self.largest_converted = self.largest_converted.max(weight.largest_converted().unwrap_or(0));
+            self.size_scratch()?;
+        }
+        self.device.weights.push(weight);
+        Ok(WeightId(self.device.weights.len() as u32 - 1))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        let memory = self.device.gpu.allocate(size_of_val(values), "a vector")?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.staging.copy(&self.device.gpu, &bytes, &memory, 0)?;
+        self.device.vectors.push(memory);
+        Ok(VectorId(self.device.vectors.len() as u32 - 1))
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        let inv_freq = self.device.gpu.allocate(4 * spec.inv_freq.len(), "a rotary table")?;
+        let bytes: Vec<u8> = spec.inv_freq.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.staging.copy(&self.device.gpu, &bytes, &inv_freq, 0)?;
+        self.device.ropes.push(Rope {
+            inv_freq,
+            half: spec.inv_freq.len() as u32,
+            scale: spec.scale,
+            is_interleaved: spec.style == RopeStyle::Interleaved,
+        });
+        Ok(RopeId(self.device.ropes.len() as u32 - 1))
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        assert!(self.limits.is_none(), "set_limits is called once");
+        let samples = limits.max_samples.max(1);
+        let gpu = &self.device.gpu;
+        // Each split of a context has one partial a query; even the narrowest model's fill what there is.
+        let step_bytes = 4 * capacity_words(limits, self.partial_bytes / 16384);
+        self.device.step = gpu.allocate(step_bytes, "the step")?;
+        self.device.adjusted = gpu.allocate(4 * samples * limits.vocab_size, "adjusted logits")?;
+        self.device.sample_parts = gpu.allocate(2 * 4 * samples * SAMPLE_PARTS, "sampling")?;
+        self.device.drawn = gpu.allocate(4 * samples, "sampling")?;
+        let result_bytes = 4 * samples * RESULT_WORDS;
+        self.device.results = gpu.allocate(result_bytes, "sampling")?;
+        let top_bytes = 8 * samples * MAX_TOP;
+        self.device.top = gpu.allocate(top_bytes, "sampling")?;
+        let slot = || {
+            Ok::<_, BackendError>(Slot {
+                step: gpu.allocate_pinned(step_bytes, "the step")?,
+                results: gpu.allocate_pinned(result_bytes, "sampling")?,
+                top: gpu.allocate_pinned(top_bytes, "sampling")?,
+                done: Event::new()?,
+            })
+        };
+        self.slots = Some([slot()?, slot()?]);
+        self.limits = Some(*limits);
+        self.device.max_tokens = limits.max_tokens;
+        self.device.max_logit_rows = limits.max_logit_rows;
+        self.size_scratch()
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        let limits = self.limits.ok_or_else(|| unsupported("a buffer before set_limits"))?;
+        let is_f32 = cols == limits.vocab_size && rows == limits.max_logit_rows;
+        let what = format!("a buffer of {rows} x {cols}");
+        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
+        let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
+        if !is_f32 && !cols.is_multiple_of(8) {
+            return Err(unsupported(format!("{what}: use a multiple of 8 columns")));
+        }
+        let memory = self.device.gpu.allocate(bytes, &what)?;
+        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
+        Ok(BufferId(self.device.buffers.len() as u32 - 1))
+    }
+
+    fn create_kv_cache(
+        &mut self,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<(), BackendError> {
+        assert!(self.device.kv.is_none(), "create_kv_cache is called once");
+        self.device.gpu.bind()?;
+        for layer in &spec.layers {
+            if HEAD_DIMS.contains(&layer.head_dim) && spec.dtype != KvDtype::F32 {
+                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype == KvDtype::F16)?;
+            }
+        }
+        self.device.partials =
+            self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
+        self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
+        self.device.gpu.synchronize()
+    }
+
+    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+        self.device.gpu.bind()?;
+        assert!(
+            self.in_flight.len() < MAX_IN_FLIGHT,
+            "a third step is submitted before the first is collected"
+        );
+        self.check(input)?;
+        let slot = self.next_slot;
+        let packed = {
+            let slots = self.slots.as_mut().expect("made with the limits, which were checked");
+            let packed = pack(input, slots[slot].step.words_mut())?;
+            self.device.gpu.upload(&slots[slot].step, &self.device.step, 0, 4 * packed.num_words)?;
+            packed
+        };
+        self.move_blocks(input, &packed)?;
+        self.run(input, program)?;
+        let slots = self.slots.as_ref().expect("made with the limits, which were checked");
+        let num_samples = input.samples.len();
+        self.device.gpu.download(
+            &self.device.results,
+            &slots[slot].results,
+            4 * num_samples * RESULT_WORDS,
+        )?;
+        if input.samples.iter().any(|sample| sample.num_logprobs.is_some_and(|count| count > 0)) {
+            self.device.gpu.download(&self.device.top, &slots[slot].top, 8 * num_samples * MAX_TOP)?;
+        }
+        slots[slot].done.record(&self.device.gpu)?;
+        self.in_flight.push_back(InFlight { slot, num_samples });
+        self.next_slot ^= 1;
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        self.device.gpu.bind()?;
+        let step = self.in_flight.pop_front().expect("a step is in flight when its result is collected");
+        let slot = &self.slots.as_ref().expect("made before the first step")[step.slot];
+        slot.done.wait()?;
+        unpack(step.num_samples, slot.results.words(), slot.top.words(), output);
+        Ok(())
+    }
+
+    fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {
+        let buffer = &self.device.buffers[buffer.0 as usize];
+        assert!(rows <= buffer.rows, "{rows} rows are read from a buffer of {}", buffer.rows);
+        let bytes = rows * buffer.cols * if buffer.is_f32 { 4 } else { 2 };
+        let pinned = self.device.gpu.allocate_pinned(bytes, "reading a buffer")?;
+        self.device.gpu.download(&buffer.memory, &pinned, bytes)?;
+        self.device.gpu.synchronize()?;
+        let bytes = &pinned.as_slice()[..bytes];
+        Ok(if buffer.is_f32 {
+            bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
+        } else {
+            bytes.as_chunks::<2>().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect()
+        })
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let weights: usize = self.device.weights.iter().map(Weight::bytes).sum();
+        let vectors: usize = self.device.vectors.iter().map(DeviceMemory::bytes).sum();
+        (weights + vectors) as u64
+    }
+}

@@ -1,0 +1,229 @@
+//! From the text of a kernel to machine code of the device, by NVRTC, kept on disk.
+//!
+//! The name of a cached file is a hash of everything that determines its contents: source, options, architecture, version of
+//! NVRTC. So a file is never stale, only unused. A cache that cannot be written is no error.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use baton_backend::{BackendError, WeightFormat};
+use cudarc::nvrtc::{result as nvrtc, sys};
+
+const COMMON: &str = include_str!("kernels/common.cuh");
+const BASIC: &str = include_str!("kernels/basic.cu");
+const PRODUCT: &str = include_str!("kernels/product.cu");
+const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
+const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
+const ATTENTION: &str = include_str!("kernels/attention.cu");
+const SAMPLE: &str = include_str!("kernels/sample.cu");
+
+/// Every architecture the kernels are known to compile for.
+pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_100"];
+
+/// Head sizes that the tensor-core attention is made for.
+pub(crate) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
+
+/// One unit of compilation: a text and what is defined in front of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unit {
+    Basic,
+    Product(WeightFormat),
+    AttentionAny,
+    Attention { head_dim: usize, is_f16: bool },
+    Sample,
+}
+
+impl Unit {
+    fn every() -> Vec<Self> {
+        let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
+        units.extend(WeightFormat::ALL.map(Self::Product));
+        for head_dim in HEAD_DIMS {
+            units.extend([false, true].map(|is_f16| Self::Attention { head_dim, is_f16 }));
+        }
+        units
+    }
+
+    fn source(self) -> String {
+        let parts: &[&str] = match self {
+            Self::Basic => &[COMMON, BASIC],
+            Self::Product(_) => &[COMMON, PRODUCT],
+            Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
+            Self::Attention { .. } => &[COMMON, ATTENTION_SHARED, ATTENTION],
+            Self::Sample => &[COMMON, SAMPLE],
+        };
+        parts.concat()
+    }
+
+    fn defines(self) -> Vec<String> {
+        match self {
+            Self::Product(format) => vec![
+                format!("-DFORMAT={}", format_number(format)),
+                format!("-DBLOCK_LEN={}", format.block_len()),
+                format!("-DBLOCK_BYTES={}", format.block_bytes()),
+            ],
+            Self::Attention { head_dim, is_f16 } => {
+                vec![format!("-DHEAD_DIM={head_dim}"), format!("-DIS_F16={}", u8::from(is_f16))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Basic => "basic".to_owned(),
+            Self::Product(format) => format!("product {format}"),
+            Self::AttentionAny => "attention_any".to_owned(),
+            Self::Attention { head_dim, is_f16 } => {
+                format!("attention {head_dim} {}", if is_f16 { "f16" } else { "bf16" })
+            }
+            Self::Sample => "sample".to_owned(),
+        }
+    }
+}
+
+/// The number that `product.cu` knows a format by.
+fn format_number(format: WeightFormat) -> usize {
+    WeightFormat::ALL.iter().position(|other| *other == format).expect("ALL lists every format")
+}
+
+/// The architecture to compile for: with its own features where we use them.
+pub(crate) fn architecture((major, minor): (i32, i32)) -> String {
+    if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") }
+}
+
+/// Machine code of a unit, from the cache or new.
+pub(crate) fn cubin(
+    unit: Unit,
+    architecture: &str,
+    cache_dir: Option<&Path>,
+) -> Result<Vec<u8>, BackendError> {
+    let path = cache_dir.map(|dir| dir.join(format!("{}.cubin", key(unit, architecture))));
+    if let Some(bytes) = path.as_ref().and_then(|path| fs::read(path).ok()).filter(|bytes| is_elf(bytes)) {
+        return Ok(bytes);
+    }
+    let (bytes, _) = compile(unit, architecture).map_err(|cause| BackendError::Device { cause })?;
+    if let Some(path) = path {
+        store(&path, &bytes);
+    }
+    Ok(bytes)
+}
+
+fn is_elf(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x7fELF")
+}
+
+/// Written beside and renamed, so that another process never reads half a file.
+fn store(path: &PathBuf, bytes: &[u8]) {
+    let Some(dir) = path.parent() else { return };
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&temporary, bytes))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+}
+
+fn key(unit: Unit, architecture: &str) -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: writes two integers.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(unit.source().as_bytes());
+    for option in options(unit, architecture) {
+        hasher.update(option.as_bytes()).update(b"\0");
+    }
+    hasher.update(format!("{major}.{minor}").as_bytes());
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+fn options(unit: Unit, architecture: &str) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
+    options.extend(unit.defines());
+    options
+}
+
+/// Machine code and the compiler's report, or its complaint.
+fn compile(unit: Unit, architecture: &str) -> Result<(Vec<u8>, String), String> {
+    let source = CString::new(unit.source()).expect("kernel texts have no zero bytes");
+    let failed =
+        |error: nvrtc::NvrtcError| format!("compiling {} for {architecture}: {error:?}", unit.name());
+    let program = nvrtc::create_program(&source, None).map_err(failed)?;
+    let mut options = options(unit, architecture);
+    // Not part of the key: it changes the report, not the code.
+    options.push("--ptxas-options=--verbose".to_owned());
+    // SAFETY: the program was just made and is destroyed below.
+    let compiled = unsafe { nvrtc::compile_program(program, &options) };
+    // SAFETY: as above.
+    let log = unsafe { nvrtc::get_program_log(program) }.map_err(failed)?;
+    let log: String = log.iter().map(|byte| *byte as u8 as char).filter(|c| *c != '\0').collect();
+    let result = match compiled {
+        Err(error) => Err(format!("{}\n{log}", failed(error))),
+        // SAFETY: as above.
+        Ok(()) => unsafe { machine_code(program) }.map(|code| (code, log)).map_err(failed),
+    };
+    // SAFETY: nothing uses the program after this.
+    let _ = unsafe { nvrtc::destroy_program(program) };
+    result
+}
+
+/// # Safety
+/// `program` must be compiled and alive.
+unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::NvrtcError> {
+    let mut size = 0;
+    // SAFETY: by contract.
+    unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
+    let mut code = vec![0_u8; size];
+    // SAFETY: the buffer has the size that was asked for.
+    unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
+    Ok(code)
+}
+
+/// What the compiler said about one unit for one architecture.
+#[derive(Clone, Debug)]
+pub struct CompileReport {
+    pub unit: String,
+    pub architecture: String,
+    /// Lines of the log that tell of spilled registers or a stack frame.
+    pub spills: Vec<String>,
+    /// Largest number of registers of a kernel in it.
+    pub max_registers: u32,
+}
+
+/// Compiles every kernel for every one of [`ARCHITECTURES`], which needs NVRTC but no device. `None` without NVRTC.
+pub fn check_kernels() -> Option<Result<Vec<CompileReport>, String>> {
+    // SAFETY: only tries to open a library.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let jobs: Vec<(Unit, &str)> = ARCHITECTURES
+        .iter()
+        .flat_map(|arch| Unit::every().into_iter().map(move |unit| (unit, *arch)))
+        .collect();
+    Some(
+        jobs.into_iter()
+            .map(|(unit, architecture)| {
+                let (_, log) = compile(unit, architecture)?;
+                Ok(report(unit, architecture, &log))
+            })
+            .collect(),
+    )
+}
+
+fn report(unit: Unit, architecture: &str, log: &str) -> CompileReport {
+    let spills = log.lines().filter(|line| {
+        line.contains("bytes stack frame")
+            && !line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
+    });
+    let registers = log.lines().filter_map(|line| {
+        let (before, _) = line.split_once(" registers")?;
+        before.rsplit(' ').next()?.parse().ok()
+    });
+    CompileReport {
+        unit: unit.name(),
+        architecture: architecture.to_owned(),
+        spills: spills.map(str::to_owned).collect(),
+        max_registers: registers.max().unwrap_or(0),
+    }
+}

@@ -1,0 +1,262 @@
+//! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 in, f32 sums.
+//!
+//! What a shape needs (descriptors, an algorithm) is made when it is first seen and kept. For shapes that will be replayed
+//! many times the algorithm is the fastest of those that cuBLASLt proposes, each timed with cold caches. The workspace is
+//! one, because all work is on one stream.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+
+use baton_backend::BackendError;
+use cudarc::cublaslt::{result as lt, sys};
+
+use crate::gpu::{DeviceMemory, Gpu, Timer};
+
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// Algorithms that are timed, and how often.
+const NUM_CANDIDATES: usize = 16;
+const NUM_TIMINGS: usize = 3;
+
+/// The three matrices of a product, on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices {
+    pub(crate) weight: u64,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+}
+
+/// A product: sizes, and how the result is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) output_stride: usize,
+    pub(crate) is_f32: bool,
+    /// Bytes that the output's address and rows are aligned to.
+    pub(crate) output_alignment: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Gemm {
+    handle: sys::cublasLtHandle_t,
+    workspace: DeviceMemory,
+    plans: HashMap<Shape, Plan>,
+}
+
+// SAFETY: a handle may be used from any thread; the backend is used by one at a time.
+unsafe impl Send for Gemm {}
+
+#[derive(Debug)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    weight: sys::cublasLtMatrixLayout_t,
+    input: sys::cublasLtMatrixLayout_t,
+    output: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// What cuBLASLt proposed, best first by its own guess.
+    candidates: Vec<sys::cublasLtMatmulAlgo_t>,
+    is_timed: bool,
+}
+
+fn failed(error: lt::CublasError) -> BackendError {
+    BackendError::Device { cause: format!("cuBLASLt: {error}") }
+}
+
+impl Gemm {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self, BackendError> {
+        gpu.bind()?;
+        let workspace = gpu.allocate(WORKSPACE_BYTES, "the workspace of products")?;
+        Ok(Self { handle: lt::create_handle().map_err(failed)?, workspace, plans: HashMap::new() })
+    }
+
+    /// Adds to the output if `accumulate`. With `scratch`, which is as large as the output and may be it, a new shape's
+    /// algorithm is chosen by time.
+    ///
+    /// # Safety
+    /// The addresses must be device memory of the sizes of `shape`.
+    pub(crate) unsafe fn multiply(
+        &mut self,
+        gpu: &Gpu,
+        shape: Shape,
+        matrices: Matrices,
+        accumulate: bool,
+        scratch: Option<u64>,
+    ) -> Result<(), BackendError> {
+        if !self.plans.contains_key(&shape) {
+            self.plans.insert(shape, Plan::new(self.handle, &shape).map_err(failed)?);
+        }
+        if let Some(output) = scratch.filter(|_| !self.plans[&shape].is_timed) {
+            // SAFETY: by contract.
+            let fastest = unsafe { self.fastest(gpu, &self.plans[&shape], Matrices { output, ..matrices }) }?;
+            let plan = self.plans.get_mut(&shape).expect("just made");
+            (plan.algorithm, plan.is_timed) = (fastest, true);
+        }
+        let plan = &self.plans[&shape];
+        // SAFETY: by contract.
+        unsafe { self.run(gpu, plan, &plan.algorithm, matrices, accumulate) }.map_err(failed)
+    }
+
+    /// # Safety
+    /// The addresses must be device memory of the sizes of the plan's shape.
+    unsafe fn run(
+        &self,
+        gpu: &Gpu,
+        plan: &Plan,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        matrices: Matrices,
+        accumulate: bool,
+    ) -> Result<(), lt::CublasError> {
+        let (alpha, beta) = (1.0_f32, f32::from(u8::from(accumulate)));
+        // SAFETY: the descriptors belong to this shape, the workspace is ours, the caller vouches for the matrices.
+        unsafe {
+            lt::matmul(
+                self.handle,
+                plan.description,
+                ptr::from_ref(&alpha).cast(),
+                ptr::from_ref(&beta).cast(),
+                matrices.weight as *const c_void,
+                plan.weight,
+                matrices.input as *const c_void,
+                plan.input,
+                matrices.output as *const c_void,
+                plan.output,
+                matrices.output as *mut c_void,
+                plan.output,
+                ptr::from_ref(algorithm),
+                self.workspace.address() as *mut c_void,
+                self.workspace.bytes(),
+                gpu.stream.0.cast(),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn fastest(
+        &self,
+        gpu: &Gpu,
+        plan: &Plan,
+        matrices: Matrices,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, BackendError> {
+        let timer = Timer::new()?;
+        let mut best = (f32::INFINITY, plan.algorithm);
+        for candidate in &plan.candidates {
+            let mut shortest = f32::INFINITY;
+            for _ in 0..NUM_TIMINGS {
+                // The workspace is larger than the cache: writing it drives the weight out, as a whole step would.
+                self.workspace.clear(gpu)?;
+                timer.start(gpu)?;
+                // SAFETY: by contract.
+                let run = unsafe { self.run(gpu, plan, candidate, matrices, false) };
+                let milliseconds = timer.stop(gpu)?;
+                shortest = shortest.min(if run.is_ok() { milliseconds } else { f32::INFINITY });
+            }
+            if shortest < best.0 {
+                best = (shortest, *candidate);
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+impl Plan {
+    /// cuBLASLt counts columns first: our row-major matrices are its transposed ones.
+    fn new(handle: sys::cublasLtHandle_t, shape: &Shape) -> Result<Self, lt::CublasError> {
+        let (bf16, f32) = (sys::cudaDataType_t::CUDA_R_16BF, sys::cudaDataType_t::CUDA_R_32F);
+        let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
+        let weight = lt::create_matrix_layout(bf16, k, n, k as i64)?;
+        let input = lt::create_matrix_layout(bf16, k, m, k as i64)?;
+        let output_type = if shape.is_f32 { f32 } else { bf16 };
+        let output = lt::create_matrix_layout(output_type, n, m, shape.output_stride as i64)?;
+        let description = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?;
+        // CUBLAS_OP_T, which this library's bindings leave to those of cuBLAS.
+        let transposed = 1_i32;
+        // SAFETY: the attribute takes an enum of 32 bits.
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                description,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                ptr::from_ref(&transposed).cast(),
+                size_of_val(&transposed),
+            )?;
+        }
+        let preference = lt::create_matmul_pref()?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let workspace_bytes = WORKSPACE_BYTES as u64;
+        // SAFETY: the attributes take a u64 and u32s; the preference is destroyed once, below.
+        let candidates = unsafe {
+            lt::set_matmul_pref_attribute(
+                preference,
+                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                ptr::from_ref(&workspace_bytes).cast(),
+                size_of::<u64>(),
+            )?;
+            for (attribute, alignment) in [
+                (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16_u32),
+                (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16),
+                (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.output_alignment),
+                (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.output_alignment),
+            ] {
+                let value = ptr::from_ref(&alignment).cast();
+                lt::set_matmul_pref_attribute(preference, attribute, value, size_of::<u32>())?;
+            }
+            let found = propose(handle, description, [weight, input, output], preference);
+            let _ = lt::destroy_matmul_pref(preference);
+            found?
+        };
+        let algorithm =
+            *candidates.first().ok_or(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))?;
+        Ok(Self { description, weight, input, output, algorithm, candidates, is_timed: false })
+    }
+}
+
+/// The algorithms that cuBLASLt thinks best, best first.
+///
+/// # Safety
+/// The descriptors must be alive.
+unsafe fn propose(
+    handle: sys::cublasLtHandle_t,
+    description: sys::cublasLtMatmulDesc_t,
+    [weight, input, output]: [sys::cublasLtMatrixLayout_t; 3],
+    preference: sys::cublasLtMatmulPreference_t,
+) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, lt::CublasError> {
+    // SAFETY: the struct is plain numbers, for which zero is a value.
+    let mut found: [sys::cublasLtMatmulHeuristicResult_t; NUM_CANDIDATES] = unsafe { std::mem::zeroed() };
+    let mut count = 0;
+    // SAFETY: by contract; the array has as many places as are asked for.
+    unsafe {
+        sys::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            description,
+            weight,
+            input,
+            output,
+            output,
+            preference,
+            NUM_CANDIDATES as i32,
+            found.as_mut_ptr(),
+            &raw mut count,
+        )
+    }
+    .result()?;
+    let usable = found[..count.max(0) as usize].iter().filter(|found| found.state.result().is_ok());
+    Ok(usable.map(|found| found.algo).collect())
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        for plan in self.plans.values() {
+            // SAFETY: made by `Plan::new`, destroyed here only.
+            unsafe {
+                let _ = lt::destroy_matrix_layout(plan.weight);
+                let _ = lt::destroy_matrix_layout(plan.input);
+                let _ = lt::destroy_matrix_layout(plan.output);
+                let _ = lt::destroy_matmul_desc(plan.description);
+            }
+        }
+        // SAFETY: as above.
+        let _ = unsafe { lt::destroy_handle(self.handle) };
+    }
+}

@@ -1,0 +1,320 @@
+//! The driver, as little of it as is needed: a context with one stream, memory, launches, graphs.
+//!
+//! Everything `unsafe` about pointers that live on the device is here: a [`DeviceMemory`] knows its size and frees itself.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use baton_backend::BackendError;
+use cudarc::driver::result as driver;
+use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, DriverError};
+
+use crate::probe::Properties;
+
+/// Every failure of the driver, with what was being done.
+pub(crate) fn failed(doing: &str) -> impl Fn(DriverError) -> BackendError + '_ {
+    move |error| BackendError::Device { cause: format!("{doing}: {error}") }
+}
+
+/// A device with the stream that all its work runs on.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    context: Arc<CudaContext>,
+    pub(crate) stream: Stream,
+    pub(crate) properties: Properties,
+    /// Kernels may start while the one before drains (sm_90 and later).
+    overlaps_launches: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream(pub(crate) sys::CUstream);
+// SAFETY: a stream may be used from any thread; the backend is used by one at a time.
+unsafe impl Send for Stream {}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(pub(crate) sys::CUfunction);
+// SAFETY: as for `Stream`.
+unsafe impl Send for Function {}
+
+impl Gpu {
+    pub(crate) fn new(properties: Properties) -> Result<Self, BackendError> {
+        let context = CudaContext::new(properties.ordinal).map_err(failed("making a context"))?;
+        // SAFETY: all work is on one stream of ours; nothing relies on cudarc's own ordering.
+        unsafe { context.disable_event_tracking() };
+        let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
+            .map_err(failed("making a stream"))?;
+        let overlaps_launches = properties.capability.0 >= 9;
+        Ok(Self { context, stream: Stream(stream), properties, overlaps_launches })
+    }
+
+    /// Makes this device the current one of the calling thread, which may not be the one it was made on.
+    pub(crate) fn bind(&self) -> Result<(), BackendError> {
+        self.context.bind_to_thread().map_err(failed("entering the context"))
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.bind().ok().and_then(|()| driver::mem_get_info().ok()).map_or(0, |(free, _)| free as u64)
+    }
+
+    /// Memory full of zeros.
+    pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Result<DeviceMemory, BackendError> {
+        self.bind()?;
+        let padded = bytes.max(1).next_multiple_of(256);
+        // SAFETY: the context is current; the memory is freed once, by `DeviceMemory`.
+        let pointer = unsafe { driver::malloc_sync(padded) }.map_err(|_| BackendError::OutOfMemory {
+            what: what.to_owned(),
+            needed_bytes: padded as u64,
+            free_bytes: self.free_bytes(),
+        })?;
+        let memory = DeviceMemory { pointer, bytes: padded, context: Arc::clone(&self.context) };
+        memory.clear(self)?;
+        Ok(memory)
+    }
+
+    /// Host memory that the device can copy from and read directly.
+    pub(crate) fn allocate_pinned(&self, bytes: usize, what: &str) -> Result<PinnedMemory, BackendError> {
+        self.bind()?;
+        let bytes = bytes.max(1);
+        // SAFETY: the context is current; the memory is freed once, by `PinnedMemory`.
+        let pointer =
+            unsafe { driver::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(|_| {
+                BackendError::OutOfMemory {
+                    what: format!("{what} (pinned host memory)"),
+                    needed_bytes: bytes as u64,
+                    free_bytes: 0,
+                }
+            })?;
+        Ok(PinnedMemory { pointer: pointer.cast(), bytes, context: Arc::clone(&self.context) })
+    }
+
+    /// Starts copying `bytes` bytes of pinned memory.
+    pub(crate) fn upload(
+        &self,
+        from: &PinnedMemory,
+        to: &DeviceMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "an upload stays within its memory");
+        // SAFETY: both ranges were just checked; the pinned side outlives the copy, which its owner waits for.
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.stream.0)
+        }
+        .result()
+        .map_err(failed("copying to the device"))
+    }
+
+    pub(crate) fn download(
+        &self,
+        from: &DeviceMemory,
+        to: &PinnedMemory,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        assert!(bytes <= from.bytes && bytes <= to.bytes, "a download stays within its memory");
+        // SAFETY: as for `upload`.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.pointer, bytes, self.stream.0) }
+            .result()
+            .map_err(failed("copying from the device"))
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as this.
+        unsafe { driver::stream::synchronize(self.stream.0) }.map_err(failed("waiting for the device"))
+    }
+
+    /// Launches a kernel whose only argument is the struct `params`.
+    ///
+    /// # Safety
+    /// `params` must be the struct that the kernel declares, and its pointers good for what the kernel does with them.
+    pub(crate) unsafe fn launch<P>(
+        &self,
+        function: Function,
+        grid: (u32, u32),
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), BackendError> {
+        let mut attribute = sys::CUlaunchAttribute_st {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig_st {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.stream.0,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.overlaps_launches),
+        };
+        let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the configuration and the argument list live through the call; the caller vouches for the rest.
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function.0, arguments.as_mut_ptr(), ptr::null_mut())
+        }
+        .result()
+        .map_err(failed("launching a kernel"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            // SAFETY: the stream is ours and nobody uses it any more.
+            let _ = unsafe { driver::stream::synchronize(self.stream.0) };
+            // SAFETY: as above.
+            let _ = unsafe { driver::stream::destroy(self.stream.0) };
+        }
+    }
+}
+
+/// A range of device memory.
+#[derive(Debug)]
+pub(crate) struct DeviceMemory {
+    pointer: sys::CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+impl DeviceMemory {
+    /// Its address on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.pointer
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Starts filling it with zeros.
+    pub(crate) fn clear(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        // SAFETY: the range is this allocation.
+        unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, gpu.stream.0) }
+            .map_err(failed("clearing memory"))
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `Gpu::allocate`, freed here only; the driver waits for work that uses it.
+            let _ = unsafe { driver::free_sync(self.pointer) };
+        }
+    }
+}
+
+/// Page-locked host memory.
+#[derive(Debug)]
+pub(crate) struct PinnedMemory {
+    pointer: *mut u8,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: plain memory, owned by this.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Pinned memory has the same address on the device (unified addressing, which every supported device has).
+    pub(crate) fn address(&self) -> u64 {
+        self.pointer as u64
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: the allocation is this long and zeroed or written by the driver; reads of unfinished copies are prevented
+        // by waiting for their step.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+
+    pub(crate) fn words(&self) -> &[u32] {
+        // SAFETY: page-aligned, so aligned for u32; any bits are a u32.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 4) }
+    }
+
+    pub(crate) fn words_mut(&mut self) -> &mut [u32] {
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.cast(), self.bytes / 4) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `Gpu::allocate_pinned`, freed here only.
+            let _ = unsafe { driver::free_host(self.pointer.cast()) };
+        }
+    }
+}
+
+/// A point in the stream that the host can wait for.
+#[derive(Debug)]
+pub(crate) struct Event(sys::CUevent);
+// SAFETY: as for `Stream`.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new() -> Result<Self, BackendError> {
+        driver::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map(Self)
+            .map_err(failed("making an event"))
+    }
+
+    pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        // SAFETY: event and stream are alive.
+        unsafe { driver::event::record(self.0, gpu.stream.0) }.map_err(failed("recording an event"))
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), BackendError> {
+        // SAFETY: the event is alive.
+        unsafe { driver::event::synchronize(self.0) }.map_err(failed("waiting for a step"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed here only.
+        let _ = unsafe { driver::event::destroy(self.0) };
+    }
+}
+
+/// Measures how long work takes on the device.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    start: Event,
+    end: Event,
+}
+
+impl Timer {
+    pub(crate) fn new() -> Result<Self, BackendError> {
+        let event = || {
+            driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map(Event)
+                .map_err(failed("making an event"))
+        };
+        Ok(Self { start: event()?, end: event()? })
+    }
+
+    pub(crate) fn start(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        self.start.record(gpu)
+    }
+
+    /// Milliseconds since `start`; waits for the work.
+    pub(crate) fn stop(&self, gpu: &Gpu) -> Result<f32, BackendError> {
+        self.end.record(gpu)?;
+        self.end.wait()?;
+        // SAFETY: both events are alive and recorded.
+        unsafe { driver::event::elapsed(self.start.0, self.end.0) }.map_err(failed("reading a timer"))
+    }
+}

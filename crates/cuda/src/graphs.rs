@@ -1,0 +1,242 @@
+//! Recorded steps. A decode step launches some hundred small kernels; recorded once for a number of rows (a bucket), they
+//! are started by one call and follow each other without the host.
+//!
+//! A graph belongs to a program (known by a fingerprint of its ops) and a [`Shape`]. The first step of a shape runs
+//! unrecorded, which also makes the libraries load what they need; the second is recorded.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use baton_backend::{
+    Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, NormOp, Ops,
+    Program, Qkv, StepInput,
+};
+use cudarc::driver::result as driver;
+use cudarc::driver::sys;
+
+use crate::gpu::{Gpu, failed};
+use crate::pack::MAX_PLANS;
+
+/// Larger steps are not recorded: their kernels take longer than their launches.
+const MAX_GRAPH_ROWS: usize = 512;
+
+/// What the launches of a step depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) tokens: u32,
+    pub(crate) logit_rows: u32,
+    pub(crate) samples: u32,
+    pub(crate) plans: [PlanShape; MAX_PLANS],
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct PlanShape {
+    /// Fewest and most queries of an item; 0 without items.
+    pub(crate) min_queries: u32,
+    pub(crate) max_queries: u32,
+    pub(crate) has_merges: bool,
+}
+
+impl Shape {
+    pub(crate) fn exact(input: &StepInput) -> Self {
+        let mut shape = Self {
+            tokens: input.num_tokens() as u32,
+            logit_rows: input.logit_rows.len() as u32,
+            samples: input.samples.len() as u32,
+            ..Self::default()
+        };
+        for (plan, shape) in input.attention.iter().zip(&mut shape.plans) {
+            let queries = || plan.items.iter().map(|item| item.num_queries);
+            *shape = PlanShape {
+                min_queries: queries().min().unwrap_or(0),
+                max_queries: queries().max().unwrap_or(0),
+                has_merges: !plan.merges.is_empty(),
+            };
+        }
+        shape
+    }
+
+    /// The bucket of a pure decode, in which every row is a sequence and gives a token.
+    pub(crate) fn bucket(&self, max_rows: usize) -> Option<Self> {
+        let is_decode = self.tokens > 0
+            && self.tokens == self.logit_rows
+            && self.tokens == self.samples
+            && self.plans.iter().all(|plan| plan.max_queries <= 1);
+        let rows = self.tokens as usize;
+        if !is_decode || rows > max_rows.min(MAX_GRAPH_ROWS) {
+            return None;
+        }
+        let bucket = if rows <= 8 { rows.next_power_of_two() } else { rows.next_multiple_of(8) };
+        let bucket = bucket.min(max_rows) as u32;
+        Some(Self { tokens: bucket, logit_rows: bucket, samples: bucket, plans: self.plans })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Graphs {
+    states: HashMap<(u64, Shape), State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Seen,
+    Ready(Graph),
+    /// Could not be recorded; it is not tried again.
+    Refused,
+}
+
+/// What to do with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Run,
+    Record,
+    Replay,
+}
+
+impl Graphs {
+    pub(crate) fn action(&mut self, key: (u64, Shape)) -> Action {
+        match self.states.get(&key) {
+            None => {
+                self.states.insert(key, State::Seen);
+                Action::Run
+            }
+            Some(State::Seen) => Action::Record,
+            Some(State::Ready(_)) => Action::Replay,
+            Some(State::Refused) => Action::Run,
+        }
+    }
+
+    pub(crate) fn replay(&self, gpu: &Gpu, key: (u64, Shape)) -> Result<(), BackendError> {
+        let Some(State::Ready(graph)) = self.states.get(&key) else {
+            unreachable!("only recorded graphs are replayed")
+        };
+        // SAFETY: the graph is instantiated, its memory lives as long as the backend.
+        unsafe { driver::graph::launch(graph.executable, gpu.stream.0) }.map_err(failed("launching a graph"))
+    }
+
+    pub(crate) fn store(&mut self, key: (u64, Shape), graph: Option<Graph>) {
+        self.states.insert(key, graph.map_or(State::Refused, State::Ready));
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Graph {
+    executable: sys::CUgraphExec,
+}
+// SAFETY: used by the thread that uses the backend, one at a time.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Starts recording: what is launched from here to `end` is not run.
+    pub(crate) fn begin(gpu: &Gpu) -> Result<(), BackendError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is ours and not recording.
+        unsafe { driver::stream::begin_capture(gpu.stream.0, mode) }.map_err(failed("starting to record"))
+    }
+
+    pub(crate) fn end(gpu: &Gpu) -> Result<Self, BackendError> {
+        // SAFETY: `begin` was called before.
+        let graph = unsafe { driver::stream::end_capture(gpu.stream.0) }.map_err(failed("recording"))?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was just made; it is not needed once it is instantiated.
+        let instantiated =
+            unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result();
+        // SAFETY: as above.
+        let _ = unsafe { driver::graph::destroy(graph) };
+        instantiated.map(|()| Self { executable }).map_err(failed("instantiating a graph"))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: instantiated by `end`, destroyed here only.
+        let _ = unsafe { driver::graph::exec_destroy(self.executable) };
+    }
+}
+
+/// A hash of all ops of a program.
+pub(crate) fn fingerprint(program: &dyn Program) -> u64 {
+    let mut fingerprint = Fingerprint(DefaultHasher::new());
+    program.run(&mut fingerprint);
+    fingerprint.0.finish()
+}
+
+struct Fingerprint(DefaultHasher);
+
+impl Fingerprint {
+    fn add(&mut self, value: impl Hash) {
+        value.hash(&mut self.0);
+    }
+
+    fn add_norm(&mut self, norm: Option<&Norm>) {
+        self.add(norm.map(|norm| {
+            let layer_bias = match norm.kind {
+                NormKind::Rms => None,
+                NormKind::Layer { bias } => Some(bias),
+            };
+            (layer_bias, norm.weight, norm.eps.to_bits())
+        }));
+    }
+}
+
+impl Ops for Fingerprint {
+    fn embed(&mut self, op: &Embed) {
+        self.add((0_u8, op.weight, op.scale.to_bits(), op.output));
+    }
+
+    fn norm(&mut self, op: &NormOp) {
+        self.add((1_u8, op.input, op.output, op.accumulate));
+        self.add_norm(Some(&op.norm));
+    }
+
+    fn linear(&mut self, op: &Linear) {
+        self.add((2_u8, op.input, op.weight, op.bias, op.output, op.accumulate));
+        self.add_norm(op.norm.as_ref());
+    }
+
+    fn gated_linear(&mut self, op: &GatedLinear) {
+        self.add((3_u8, op.input, op.weight, op.bias, op.activation as u8, op.output));
+        self.add_norm(op.norm.as_ref());
+    }
+
+    fn qkv(&mut self, op: &Qkv) {
+        self.add((4_u8, op.input, op.weight, op.bias, op.rope, op.num_heads, op.layer, op.output));
+        for norm in [&op.norm, &op.q_norm, &op.k_norm] {
+            self.add_norm(norm.as_ref());
+        }
+    }
+
+    fn attention(&mut self, op: &Attention) {
+        self.add((5_u8, op.layer, op.plan, op.window, op.num_heads, op.scale.to_bits()));
+        self.add((op.softcap.map(f32::to_bits), op.alibi, op.query, op.output));
+    }
+
+    fn logits(&mut self, op: &Logits) {
+        self.add((6_u8, op.input, op.weight, op.softcap.map(f32::to_bits), op.output));
+        self.add_norm(op.norm.as_ref());
+    }
+
+    fn sample(&mut self, logits: BufferId) {
+        self.add((7_u8, logits));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pure_decodes_have_a_bucket() {
+        let decode = |rows| Shape { tokens: rows, logit_rows: rows, samples: rows, ..Shape::default() };
+        let rows = |rows: u32| decode(rows).bucket(256).map(|bucket| bucket.tokens);
+        assert_eq!(
+            [1, 2, 3, 8, 9, 33, 256, 257].map(rows).map(|rows| rows.unwrap_or(0)),
+            [1, 2, 4, 8, 16, 40, 256, 0]
+        );
+        assert_eq!(decode(29).bucket(30).map(|bucket| bucket.tokens), Some(30));
+        assert_eq!(Shape { tokens: 2, ..decode(1) }.bucket(256), None);
+        let mut prompt = decode(4);
+        prompt.plans[0].max_queries = 4;
+        assert_eq!(prompt.bucket(256), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! The compiled kernels of a device: modules loaded once, functions by name.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::PathBuf;
+
+use baton_backend::{BackendError, WeightFormat};
+use cudarc::driver::result as driver;
+use cudarc::driver::sys;
+
+use crate::compile::{Unit, architecture, cubin};
+use crate::gpu::{Function, Gpu, failed};
+
+/// Activation rows that one launch of a product kernel takes, in the order of [`Products::plain`].
+pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
+
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    architecture: String,
+    cache_dir: Option<PathBuf>,
+    modules: Vec<Module>,
+    pub(crate) norm: Function,
+    pub(crate) rope_and_cache: Function,
+    pub(crate) gated_activation: Function,
+    pub(crate) add_bias: Function,
+    pub(crate) softcap: Function,
+    pub(crate) move_blocks: Function,
+    pub(crate) attention_any: Function,
+    pub(crate) merge_partials: Function,
+    pub(crate) sample_prepare: Function,
+    pub(crate) sample_choose: Function,
+    products: HashMap<WeightFormat, Products>,
+    attention: HashMap<(usize, bool), TiledAttention>,
+}
+
+/// The kernels of one weight format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Products {
+    pub(crate) plain: [Function; 4],
+    pub(crate) gated: [Function; 4],
+    pub(crate) embed: Function,
+    pub(crate) convert: Function,
+}
+
+/// The tensor-core kernels of one head size and cache type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TiledAttention {
+    pub(crate) few: Function,
+    pub(crate) many: Function,
+    pub(crate) few_shared_bytes: u32,
+    pub(crate) many_shared_bytes: u32,
+}
+
+#[derive(Debug)]
+struct Module(sys::CUmodule);
+// SAFETY: a module may be used from any thread; the backend is used by one at a time.
+unsafe impl Send for Module {}
+
+impl Kernels {
+    /// Compiles what every model needs, in parallel; the rest comes with the weights and the cache.
+    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Result<Self, BackendError> {
+        let architecture = architecture(gpu.properties.capability);
+        let units = [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16)];
+        let codes = std::thread::scope(|scope| {
+            let (architecture, cache_dir) = (&architecture, cache_dir.as_deref());
+            let start = |unit| scope.spawn(move || cubin(unit, architecture, cache_dir));
+            let jobs = units.map(start);
+            jobs.map(|job| job.join().expect("compiling a kernel does not panic"))
+        });
+        let [basic, attention, sample, product] = codes;
+        let (basic, attention, sample, product) = (
+            Module::load(&basic?)?,
+            Module::load(&attention?)?,
+            Module::load(&sample?)?,
+            Module::load(&product?)?,
+        );
+        let products = HashMap::from([(WeightFormat::BF16, product.products()?)]);
+        Ok(Self {
+            norm: basic.function("row_norm")?,
+            rope_and_cache: basic.function("rope_and_cache")?,
+            gated_activation: basic.function("gated_activation")?,
+            add_bias: basic.function("add_bias")?,
+            softcap: basic.function("softcap")?,
+            move_blocks: basic.function("move_blocks")?,
+            attention_any: attention.function("attention_any")?,
+            merge_partials: attention.function("merge_partials")?,
+            sample_prepare: sample.function("sample_prepare")?,
+            sample_choose: sample.function("sample_choose")?,
+            products,
+            attention: HashMap::new(),
+            modules: vec![basic, attention, sample, product],
+            architecture,
+            cache_dir,
+        })
+    }
+
+    /// Makes the kernels of a weight format ready. Called when a weight is loaded.
+    pub(crate) fn prepare_format(&mut self, format: WeightFormat) -> Result<(), BackendError> {
+        if !self.products.contains_key(&format) {
+            let module = self.load(Unit::Product(format))?;
+            self.products.insert(format, module.products()?);
+            self.modules.push(module);
+        }
+        Ok(())
+    }
+
+    /// Makes the tensor-core attention of a head size ready. Called when the KV cache is made.
+    pub(crate) fn prepare_attention(&mut self, head_dim: usize, is_f16: bool) -> Result<(), BackendError> {
+        if !self.attention.contains_key(&(head_dim, is_f16)) {
+            let module = self.load(Unit::Attention { head_dim, is_f16 })?;
+            let row_bytes = head_dim as u32 * 2;
+            // Queries of 16 or 64 rows, then the stages of 64 keys and 64 values.
+            let num_stages = if head_dim > 128 { 2 } else { 3 };
+            let shared_bytes = |rows: u32| (rows + num_stages * 2 * 64) * row_bytes;
+            let tiled = TiledAttention {
+                few: module.function("attention_few")?,
+                many: module.function("attention_many")?,
+                few_shared_bytes: shared_bytes(16),
+                many_shared_bytes: shared_bytes(64),
+            };
+            allow_shared(tiled.few, tiled.few_shared_bytes)?;
+            allow_shared(tiled.many, tiled.many_shared_bytes)?;
+            self.attention.insert((head_dim, is_f16), tiled);
+            self.modules.push(module);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn products(&self, format: WeightFormat) -> Products {
+        self.products[&format]
+    }
+
+    pub(crate) fn tiled_attention(&self, head_dim: usize, is_f16: bool) -> Option<TiledAttention> {
+        self.attention.get(&(head_dim, is_f16)).copied()
+    }
+
+    fn load(&self, unit: Unit) -> Result<Module, BackendError> {
+        Module::load(&cubin(unit, &self.architecture, self.cache_dir.as_deref())?)
+    }
+}
+
+impl Module {
+    fn load(code: &[u8]) -> Result<Self, BackendError> {
+        // SAFETY: the code is a whole cubin, from NVRTC or from a file that has an ELF header; the driver checks the rest.
+        unsafe { driver::module::load_data(code.as_ptr().cast()) }
+            .map(Self)
+            .map_err(failed("loading kernels"))
+    }
+
+    fn function(&self, name: &str) -> Result<Function, BackendError> {
+        let name = CString::new(name).expect("kernel names have no zero bytes");
+        // SAFETY: the module is loaded.
+        unsafe { driver::module::get_function(self.0, name) }
+            .map(Function)
+            .map_err(failed("finding a kernel"))
+    }
+
+    fn products(&self) -> Result<Products, BackendError> {
+        let four = |name: &str| -> Result<[Function; 4], BackendError> {
+            let function = |rows| self.function(&format!("{name}_{rows}"));
+            let [a, b, c, d] = PRODUCT_ROWS.map(function);
+            Ok([a?, b?, c?, d?])
+        };
+        Ok(Products {
+            plain: four("product")?,
+            gated: four("gated")?,
+            embed: self.function("embed")?,
+            convert: self.function("convert")?,
+        })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load`, unloaded here only. Failing (no context any more) leaves nothing behind.
+        let _ = unsafe { driver::module::unload(self.0) };
+    }
+}
+
+fn allow_shared(function: Function, bytes: u32) -> Result<(), BackendError> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: the function belongs to a loaded module.
+    unsafe { driver::function::set_function_attribute(function.0, attribute, bytes as i32) }
+        .map_err(failed("reserving shared memory"))
+}

@@ -1,0 +1,24 @@
+// What the attention kernels share: their parameters, which keys a query sees, and how scores are bent.
+
+struct AttentionParams {
+    const StepHeader* step;
+    const bf16* query;   // [tokens, heads * head_dim]
+    const u8* cache;     // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
+    const float* slopes; // [heads] or null
+    bf16* output;        // [tokens, heads * head_dim]
+    float* partials;     // [slots, heads, head_dim], each divided by its own sum
+    float* partial_lse;  // [slots, heads], the logarithm of that sum; minus infinity if no key was seen
+    u32 plan, window;    // 0 is no window
+    u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type;
+    float scale, softcap;
+};
+
+__device__ __forceinline__ bool sees(u32 position, u32 key, u32 window) {
+    return key <= position && (window == 0 || position - key < window);
+}
+
+__device__ __forceinline__ u64 cache_row(const AttentionParams& p, const u32* pages, u32 offset, u32 plane_head) {
+    u64 page = pages[offset >> p.block_shift];
+    u64 row = ((page * 2 * p.num_kv_heads + plane_head) << p.block_shift) + (offset & ((1u << p.block_shift) - 1));
+    return row * p.head_dim;
+}

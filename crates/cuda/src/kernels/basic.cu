@@ -1,0 +1,233 @@
+// The kernels around the products: norms, rotary embedding with the KV write, gated activations, block moves.
+
+// The sum over a block of 256 threads, given to all of them.
+__device__ float block_sum(float x, float* shared) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += shared[i];
+    __syncthreads();
+    return sum;
+}
+
+struct NormParams {
+    const StepHeader* step;
+    const bf16* input;  // [rows, cols]
+    const float* weight; // [cols], or null: the rows are only gathered
+    const float* bias;   // [cols] or null
+    bf16* output;        // [rows, cols]
+    u32 cols;
+    float eps;
+    u32 is_layer_norm, accumulate;
+    u32 gathers_logit_rows;
+};
+
+// One block a row. The row is read twice (the second time from cache) rather than kept, so that any width works.
+KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
+    __shared__ float shared[8];
+    allow_next();
+    wait_for_previous();
+    u32 row = blockIdx.x;
+    u32 source = row;
+    if (p.gathers_logit_rows) {
+        if (row >= p.step->num_logit_rows) return;
+        source = words(p.step, p.step->logit_rows)[row];
+    } else if (row >= p.step->num_tokens) {
+        return;
+    }
+    const uint4* in = reinterpret_cast<const uint4*>(p.input + (u64)source * p.cols);
+    uint4* out = reinterpret_cast<uint4*>(p.output + (u64)row * p.cols);
+    if (!p.weight) {
+        for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) out[i] = in[i];
+        return;
+    }
+    float mean = 0.0f;
+    float v[8];
+    if (p.is_layer_norm) {
+        float sum = 0.0f;
+        for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
+            unpack_bf16(in[i], v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum += v[j];
+        }
+        mean = block_sum(sum, shared) / (float)p.cols;
+    }
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
+        unpack_bf16(in[i], v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) squares += (v[j] - mean) * (v[j] - mean);
+    }
+    float factor = rsqrtf(block_sum(squares, shared) / (float)p.cols + p.eps);
+    for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
+        unpack_bf16(in[i], v);
+        float old[8] = {};
+        if (p.accumulate) unpack_bf16(out[i], old);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[j] = (v[j] - mean) * factor * p.weight[8 * i + j] + old[j];
+            if (p.bias) v[j] += p.bias[8 * i + j];
+        }
+        out[i] = pack8_bf16(v);
+    }
+}
+
+struct RopeParams {
+    const StepHeader* step;
+    const bf16* projected;   // [tokens, (heads + 2 kv_heads) * head_dim]
+    const float* bias;       // as wide as a row of projected, or null
+    const float* q_norm;     // [head_dim] or null
+    const float* k_norm;     // [head_dim] or null
+    const float* inv_freq;   // [rotary_dim / 2] or null
+    bf16* query;             // [tokens, heads * head_dim]
+    u8* cache;               // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
+    u32 num_heads, num_kv_heads, head_dim, half_rotary;
+    u32 interleaved, block_shift, cache_type; // 0 f32, 1 f16, 2 bf16
+    float q_eps, k_eps, rope_scale;
+};
+
+__device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 type) {
+    if (type == 0) reinterpret_cast<float*>(cache)[index] = x;
+    else if (type == 1) reinterpret_cast<u16*>(cache)[index] = float_to_f16(x);
+    else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
+}
+
+// sin and cos of an angle that may be many turns. The turns are taken off in double, where that is exact enough, so that
+// the fast instructions (which are good near 0 only) can do the rest, without the local memory that sincosf would use.
+__device__ __forceinline__ void sin_cos(float angle, float* sin, float* cos) {
+    double turns = rint((double)angle * 0.15915494309189535);
+    float rest = (float)fma(turns, -6.283185307179586, (double)angle);
+    *sin = __sinf(rest);
+    *cos = __cosf(rest);
+}
+
+// One warp a head of q, k or v; four warps a block; blockIdx.x is the token.
+KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
+    __shared__ float heads[4][256];
+    allow_next();
+    wait_for_previous();
+    u32 token = blockIdx.x;
+    u32 head = blockIdx.y * 4 + threadIdx.x / 32;
+    u32 lane = threadIdx.x % 32;
+    if (token >= p.step->num_tokens || head >= p.num_heads + 2 * p.num_kv_heads) return;
+    float* values = heads[threadIdx.x / 32];
+    u64 width = (u64)(p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
+    const bf16* in = p.projected + token * width + (u64)head * p.head_dim;
+    bool is_query = head < p.num_heads;
+    bool is_value = head >= p.num_heads + p.num_kv_heads;
+    float squares = 0.0f;
+    for (u32 i = lane; i < p.head_dim; i += 32) {
+        float x = bf16_to_float(in[i]);
+        if (p.bias) x += p.bias[head * p.head_dim + i];
+        values[i] = x;
+        squares += x * x;
+    }
+    const float* weight = is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
+    if (weight) {
+        float factor = rsqrtf(warp_sum(squares) / (float)p.head_dim + (is_query ? p.q_eps : p.k_eps));
+        for (u32 i = lane; i < p.head_dim; i += 32) values[i] *= factor * weight[i];
+    }
+    __syncwarp();
+    if (p.inv_freq && !is_value) {
+        float position = (float)words(p.step, p.step->positions)[token];
+        for (u32 i = lane; i < p.half_rotary; i += 32) {
+            float sin, cos;
+            sin_cos(position * p.inv_freq[i], &sin, &cos);
+            sin *= p.rope_scale;
+            cos *= p.rope_scale;
+            u32 first = p.interleaved ? 2 * i : i;
+            u32 second = p.interleaved ? 2 * i + 1 : i + p.half_rotary;
+            float x = values[first], y = values[second];
+            values[first] = x * cos - y * sin;
+            values[second] = y * cos + x * sin;
+        }
+        __syncwarp();
+    }
+    if (is_query) {
+        bf16* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim;
+        for (u32 i = lane; i < p.head_dim; i += 32) out[i] = float_to_bf16(values[i]);
+        return;
+    }
+    u32 slot = words(p.step, p.step->slots)[token];
+    u64 block = slot >> p.block_shift;
+    u32 offset = slot & ((1u << p.block_shift) - 1);
+    u32 plane_head = head - p.num_heads; // k heads, then v heads
+    u64 start = (((block * 2 * p.num_kv_heads + plane_head) << p.block_shift) + offset) * p.head_dim;
+    for (u32 i = lane; i < p.head_dim; i += 32) store_cache(p.cache, start + i, values[i], p.cache_type);
+}
+
+struct ActivateParams {
+    const bf16* projected; // [rows, 2 * width]: gate, then up
+    const float* bias;     // [2 * width] or null
+    bf16* output;          // [rows, width]
+    u32 rows, width, activation;
+};
+
+KERNEL __launch_bounds__(256) gated_activation(const ActivateParams p) {
+    allow_next();
+    wait_for_previous();
+    u64 count = (u64)p.rows * p.width / 8;
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) {
+        u32 row = (u32)(i / (p.width / 8)), col = (u32)(i % (p.width / 8)) * 8;
+        const bf16* in = p.projected + (u64)row * 2 * p.width + col;
+        float gate[8], up[8];
+        unpack_bf16(*reinterpret_cast<const uint4*>(in), gate);
+        unpack_bf16(*reinterpret_cast<const uint4*>(in + p.width), up);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (p.bias) {
+                gate[j] += p.bias[col + j];
+                up[j] += p.bias[p.width + col + j];
+            }
+            gate[j] = activate(p.activation, gate[j]) * up[j];
+        }
+        *reinterpret_cast<uint4*>(p.output + (u64)row * p.width + col) = pack8_bf16(gate);
+    }
+}
+
+struct BiasParams {
+    bf16* values;      // [rows, width]
+    const float* bias; // [width]
+    u32 rows, width;
+};
+
+KERNEL __launch_bounds__(256) add_bias(const BiasParams p) {
+    allow_next();
+    wait_for_previous();
+    u64 count = (u64)p.rows * p.width;
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256)
+        p.values[i] = float_to_bf16(bf16_to_float(p.values[i]) + p.bias[i % p.width]);
+}
+
+struct SoftcapParams {
+    float* values;
+    u64 count;
+    float cap;
+};
+
+KERNEL __launch_bounds__(256) softcap(const SoftcapParams p) {
+    allow_next();
+    wait_for_previous();
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < p.count; i += (u64)gridDim.x * 256)
+        p.values[i] = soften(p.values[i], p.cap);
+}
+
+struct MoveParams {
+    const uint4* from;
+    uint4* to;
+    const u32* pairs; // (from, to)
+    u32 count, block_units;
+};
+
+// Whole blocks of one layer; either side may be pinned host memory.
+KERNEL __launch_bounds__(256) move_blocks(const MoveParams p) {
+    allow_next();
+    wait_for_previous();
+    u64 total = (u64)p.count * p.block_units;
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < total; i += (u64)gridDim.x * 256) {
+        u32 pair = (u32)(i / p.block_units), unit = (u32)(i % p.block_units);
+        p.to[(u64)p.pairs[2 * pair + 1] * p.block_units + unit] = p.from[(u64)p.pairs[2 * pair] * p.block_units + unit];
+    }
+}

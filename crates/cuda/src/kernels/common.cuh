@@ -1,0 +1,123 @@
+// What all kernels share: number types without any header, the layout of the uploaded step, and warp reductions.
+//
+// NVRTC is given this text in front of each kernel file, so nothing here needs an include path on the machine it runs on.
+// Activations are bf16 and travel as their 16 bits; every sum is f32.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef u16 bf16;
+
+#define NONE 0xffffffffu
+#define NEG_INF (-__int_as_float(0x7f800000))
+#define KERNEL extern "C" __global__ void
+
+// ---- The step, as `step.rs` packs it: words of 32 bits, arrays at the word offsets that the header names.
+
+struct PlanHeader {
+    u32 num_items, items, num_merges, merges, merge_slots, reserved[3];
+};
+
+struct StepHeader {
+    u32 num_tokens, num_logit_rows, num_samples;
+    u32 token_ids, positions, slots, pages, logit_rows, samples, history, biases;
+    u32 swap_out, swap_in, copies, reserved[2];
+    PlanHeader plans[8];
+};
+
+struct AttentionItem {
+    u32 query_start, num_queries, pages_start, kv_start, kv_len, partial;
+};
+
+struct AttentionMerge {
+    u32 query, first, count;
+};
+
+struct SampleRow {
+    u32 logit_row, forced;
+    float temperature;
+    u32 top_k;
+    float top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+    u32 history_start, history_end, bias_start, bias_end, num_logprobs;
+    u32 seed_low, seed_high, counter_low, counter_high;
+};
+
+__device__ __forceinline__ const u32* words(const StepHeader* step, u32 offset) {
+    return reinterpret_cast<const u32*>(step) + offset;
+}
+
+// ---- Programmatic dependent launch: a kernel may start while the one before it drains, but reads nothing of its results
+// before `wait_for_previous`. Every kernel waits, so that a kernel is never more than one ahead.
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void allow_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---- Numbers.
+
+__device__ __forceinline__ float bf16_to_float(bf16 x) { return __uint_as_float((u32)x << 16); }
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+__device__ __forceinline__ bf16 float_to_bf16(float x) { return (bf16)pack_bf16(x, 0.0f); }
+
+__device__ __forceinline__ float f16_to_float(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+__device__ __forceinline__ u16 float_to_f16(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two bf16 in a word, low one first.
+__device__ __forceinline__ float low_bf16(u32 x) { return __uint_as_float(x << 16); }
+__device__ __forceinline__ float high_bf16(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+
+// Eight values from 16 bytes of bf16.
+__device__ __forceinline__ void unpack_bf16(const uint4& raw, float (&v)[8]) {
+    v[0] = low_bf16(raw.x); v[1] = high_bf16(raw.x);
+    v[2] = low_bf16(raw.y); v[3] = high_bf16(raw.y);
+    v[4] = low_bf16(raw.z); v[5] = high_bf16(raw.z);
+    v[6] = low_bf16(raw.w); v[7] = high_bf16(raw.w);
+}
+
+__device__ __forceinline__ uint4 pack8_bf16(const float (&v)[8]) {
+    return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(NONE, x, distance);
+    return x;
+}
+
+__device__ __forceinline__ float soften(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
+
+__device__ __forceinline__ float activate(u32 kind, float x) {
+    if (kind == 0) return x / (1.0f + exp2_approx(-1.44269504f * x));
+    if (kind == 1) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    return 0.5f * x * (1.0f + erff(0.70710678f * x));
+}

@@ -1,0 +1,421 @@
+// One token from each row of logits. `baton_backend::sampling` defines what must come out, to the last bit of the weights:
+// probabilities are integers (2^40 for the most likely token), so that sums do not depend on who adds what.
+//
+// Two kernels. `sample_prepare` (many blocks a row) applies biases and penalties and finds each part's largest logit.
+// `sample_choose` (one block a row) is then done at once for a greedy row. For the others it finds the cut of top-k and
+// top-p by a radix search over the bits of the logits (four passes of 8 bits, counting tokens or adding weights), never a
+// sort, and draws with two passes in the order of the ids.
+
+#define PARTS 32
+#define THREADS 512
+#define WARPS (THREADS / 32)
+#define MAX_TOP 512
+#define RESULT_WORDS 5
+
+struct SampleParams {
+    const StepHeader* step;
+    const float* logits; // [logit rows, vocab]
+    float* adjusted;     // [samples, vocab]
+    float* part_max;     // [samples, PARTS]
+    u32* part_best;      // [samples, PARTS]
+    u32* drawn;          // [samples], for the next step
+    u32* results;        // [samples, RESULT_WORDS]: token, logprob, rank, number of top tokens, normaliser
+    u32* top;            // [samples, MAX_TOP]: (token, logit)
+    u32 vocab;
+};
+
+__device__ __forceinline__ float clean(float x) {
+    return isnan(x) ? NEG_INF : fminf(__fadd_rn(x, 0.0f), 3.402823466e38f);
+}
+
+// Larger logits have larger keys.
+__device__ __forceinline__ u32 key_of(float x) {
+    u32 bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The host's exponential, operation by operation: nothing may be fused.
+__device__ __forceinline__ float likelihood(float logit, float max, float temperature) {
+    float x = __fdiv_rn(__fsub_rn(logit, max), temperature);
+    bool is_visible = x > -28.0f;
+    if (!is_visible) x = -28.0f;
+    const float to_integer = 12582912.0f;
+    float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), to_integer);
+    float n = __fsub_rn(shifted, to_integer);
+    float r = __fsub_rn(__fsub_rn(x, __fmul_rn(n, 0.6933594f)), __fmul_rn(n, -2.1219444e-4f));
+    float series = 1.0f / 5040.0f;
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f / 720.0f);
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f / 120.0f);
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f / 24.0f);
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f / 6.0f);
+    series = __fadd_rn(__fmul_rn(series, r), 0.5f);
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f);
+    series = __fadd_rn(__fmul_rn(series, r), 1.0f);
+    u32 exponent = __float_as_uint(shifted) - __float_as_uint(to_integer) + 127;
+    return is_visible ? __fmul_rn(series, __uint_as_float(exponent << 23)) : 0.0f;
+}
+
+__device__ __forceinline__ u64 fixed_point(float x) {
+    const double to_integer = 4503599627370496.0, one = 1099511627776.0;
+    return __double_as_longlong(__dadd_rn(__dmul_rn((double)x, one), to_integer)) - __double_as_longlong(to_integer);
+}
+
+__device__ u64 random_bits(const SampleRow& row) {
+    u32 c[4] = {row.counter_low, row.counter_high, 0, 0};
+    u32 k0 = row.seed_low, k1 = row.seed_high;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u32 high0 = __umulhi(0xD2511F53u, c[0]), low0 = 0xD2511F53u * c[0];
+        u32 high1 = __umulhi(0xCD9E8D57u, c[2]), low1 = 0xCD9E8D57u * c[2];
+        c[0] = high1 ^ c[1] ^ k0;
+        c[1] = low1;
+        c[2] = high0 ^ c[3] ^ k1;
+        c[3] = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (u64)c[0] | (u64)c[1] << 32;
+}
+
+__device__ __forceinline__ bool changes_logits(const SampleRow& row) {
+    bool penalises = row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
+    return row.bias_start != row.bias_end || (penalises && row.history_start != row.history_end);
+}
+
+// The better of two: the larger logit, of equals the lower id.
+__device__ __forceinline__ void keep_better(float& max, u32& best, float other, u32 other_best) {
+    if (other > max || (other == max && other_best < best)) {
+        max = other;
+        best = other_best;
+    }
+}
+
+__device__ __forceinline__ void warp_best(float& max, u32& best) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        float other = __shfl_xor_sync(NONE, max, distance);
+        u32 other_best = __shfl_xor_sync(NONE, best, distance);
+        keep_better(max, best, other, other_best);
+    }
+}
+
+// blockIdx.x is the part of the vocabulary, blockIdx.y the sample.
+KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
+    __shared__ float shared_max[8];
+    __shared__ u32 shared_best[8];
+    allow_next();
+    wait_for_previous();
+    u32 sample = blockIdx.y;
+    if (sample >= p.step->num_samples) return;
+    const SampleRow row = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[sample];
+    const float* logits = p.logits + (u64)row.logit_row * p.vocab;
+    u32 length = (p.vocab + PARTS - 1) / PARTS;
+    u32 start = blockIdx.x * length, end = min(start + length, p.vocab);
+    if (changes_logits(row)) {
+        float* adjusted = p.adjusted + (u64)sample * p.vocab;
+        for (u32 i = start + threadIdx.x; i < end; i += 256) adjusted[i] = logits[i];
+        __syncthreads();
+        // A token may be biased twice, so each id has one thread, which keeps the order of the list.
+        const u32* biases = words(p.step, p.step->biases);
+        for (u32 i = row.bias_start; i < row.bias_end; i++) {
+            u32 token = biases[2 * i];
+            if (token >= start && token < end && token % 256 == threadIdx.x)
+                adjusted[token] += __uint_as_float(biases[2 * i + 1]);
+        }
+        __syncthreads();
+        const u32* history = words(p.step, p.step->history);
+        for (u32 i = row.history_start + threadIdx.x; i < row.history_end; i += 256) {
+            u32 token = history[2 * i], count = history[2 * i + 1] & 0x7fffffffu;
+            if (token < start || token >= end) continue;
+            float x = adjusted[token];
+            // The top bit says that the token is in the prompt.
+            if (history[2 * i + 1] != 0)
+                x = x > 0.0f ? __fdiv_rn(x, row.repetition_penalty) : __fmul_rn(x, row.repetition_penalty);
+            x = __fsub_rn(x, __fmul_rn(row.frequency_penalty, (float)count));
+            if (count > 0) x = __fsub_rn(x, row.presence_penalty);
+            adjusted[token] = x;
+        }
+        __syncthreads();
+        logits = adjusted;
+    }
+    float max = NEG_INF;
+    u32 best = NONE;
+    for (u32 i = start + threadIdx.x; i < end; i += 256) keep_better(max, best, clean(logits[i]), i);
+    warp_best(max, best);
+    if (threadIdx.x % 32 == 0) {
+        shared_max[threadIdx.x / 32] = max;
+        shared_best[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int i = 1; i < 8; i++) keep_better(max, best, shared_max[i], shared_best[i]);
+    p.part_max[sample * PARTS + blockIdx.x] = max;
+    p.part_best[sample * PARTS + blockIdx.x] = best;
+}
+
+// ---- The rest is one block of THREADS threads a row.
+
+struct Shared {
+    u64 bins[256];
+    u64 warps[WARPS];
+    u32 warp_equals[WARPS];
+    u64 value;
+    u32 choice;
+};
+
+__device__ __forceinline__ u64 warp_sum_u64(u64 x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(NONE, x, distance);
+    return x;
+}
+
+__device__ u64 block_sum_u64(u64 x, Shared& s) {
+    x = warp_sum_u64(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s.warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    u64 sum = 0;
+    for (int i = 0; i < WARPS; i++) sum += s.warps[i];
+    return sum;
+}
+
+// A set of the most likely tokens: those with a larger key, and the first `equals` (by id) of those with this one.
+struct Cut {
+    u32 key;
+    u32 equals;
+};
+
+// How tokens count in the search for a cut: 1 each, or their weight; only within an earlier cut.
+struct Scale {
+    float max, temperature, min_p;
+    bool by_weight;
+    Cut within;
+    __device__ __forceinline__ u64 weight(float logit) const {
+        float x = likelihood(logit, max, temperature);
+        return fixed_point(x >= min_p ? x : 0.0f);
+    }
+};
+
+// The smallest set of best tokens whose count or weight reaches `needed` (at least one, at most what there is).
+// Tokens equal to the earlier cut's key have equal weights, so that it is enough to know how many of them count.
+__device__ Cut find_cut(const float* logits, u32 vocab, const Scale& scale, u64 needed, Shared& s) {
+    u32 prefix = 0, mask = 0;
+    u64 above = 0; // of larger keys
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        if (threadIdx.x < 256) s.bins[threadIdx.x] = 0;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
+            float logit = clean(logits[i]);
+            u32 key = key_of(logit);
+            if ((key & mask) != prefix || key < scale.within.key) continue;
+            u64 amount = scale.by_weight ? scale.weight(logit) : 1;
+            // Equals of the earlier cut are added once, below.
+            if (key == scale.within.key && scale.within.equals != NONE) continue;
+            if (amount) atomicAdd(&s.bins[key >> shift & 255], amount);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32 tie = scale.within.key;
+            if (scale.within.equals != NONE && (tie & mask) == prefix) {
+                u32 bits = tie >> 31 ? tie & 0x7fffffffu : ~tie;
+                u64 amount = scale.by_weight ? scale.weight(__uint_as_float(bits)) : 1;
+                s.bins[tie >> shift & 255] += amount * scale.within.equals;
+            }
+            u64 sum = above;
+            int bin = 255;
+            while (bin > 0 && sum + s.bins[bin] < needed) sum += s.bins[bin--];
+            s.choice = (u32)bin;
+            s.value = sum;
+        }
+        __syncthreads();
+        above = s.value;
+        prefix |= s.choice << shift;
+        mask |= 255u << shift;
+    }
+    u32 bits = prefix >> 31 ? prefix & 0x7fffffffu : ~prefix;
+    u64 each = scale.by_weight ? scale.weight(__uint_as_float(bits)) : 1;
+    u64 missing = needed > above ? needed - above : 0;
+    u64 equals = each > 0 ? (missing + each - 1) / each : 1;
+    Cut cut = {prefix, (u32)min(max(equals, (u64)1), (u64)0x7fffffff)};
+    __syncthreads();
+    return cut;
+}
+
+// Calls `visit(id, logit)` for the kept tokens of this warp's share of the vocabulary, 32 ids at a time in their order;
+// lanes without a kept token get is_kept = false. `equals_before` counts the cut's equals in front of this warp.
+template <class Visit>
+__device__ __forceinline__ void for_kept(const float* logits, u32 vocab, Cut cut, u32 equals_before, Visit visit) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 share = (vocab + WARPS - 1) / WARPS;
+    share = (share + 31) / 32 * 32;
+    u32 start = warp * share, end = min(start + share, vocab);
+    for (u32 first = start; first < end; first += 32) {
+        u32 id = first + lane;
+        float logit = id < end ? clean(logits[id]) : NEG_INF;
+        u32 key = key_of(logit);
+        bool is_equal = id < end && key == cut.key;
+        u32 ballot = __ballot_sync(NONE, is_equal);
+        u32 place = equals_before + __popc(ballot & ((1u << lane) - 1));
+        bool is_kept = id < end && (key > cut.key || (is_equal && place < cut.equals));
+        equals_before += __popc(ballot);
+        if (visit(id, logit, is_kept)) return;
+    }
+}
+
+// How many equals of the cut stand in front of each warp's share, in s.warp_equals.
+__device__ void count_equals(const float* logits, u32 vocab, Cut cut, Shared& s) {
+    u32 count = 0;
+    if (cut.key != 0)
+        for_kept(logits, vocab, cut, 0, [&](u32 id, float logit, bool) {
+            count += __popc(__ballot_sync(NONE, id < vocab && key_of(logit) == cut.key));
+            return false;
+        });
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s.warp_equals[threadIdx.x / 32] = count;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 sum = 0;
+        for (int i = 0; i < WARPS; i++) {
+            u32 own = s.warp_equals[i];
+            s.warp_equals[i] = sum;
+            sum += own;
+        }
+    }
+    __syncthreads();
+}
+
+__device__ u32 draw(const float* logits, u32 vocab, float highest, const SampleRow& row, Shared& s) {
+    Scale scale = {highest, row.temperature, fminf(row.min_p, 1.0f), false, {0, NONE}};
+    Cut cut = {0, NONE}; // everything
+    if (row.top_k > 0 && row.top_k < vocab) cut = find_cut(logits, vocab, scale, row.top_k, s);
+    scale.by_weight = true;
+    scale.within = cut;
+    if (row.top_p < 1.0f) {
+        u64 sum = 0;
+        count_equals(logits, vocab, cut, s);
+        for_kept(logits, vocab, cut, s.warp_equals[threadIdx.x / 32], [&](u32, float logit, bool is_kept) {
+            if (is_kept) sum += scale.weight(logit);
+            return false;
+        });
+        u64 total = block_sum_u64(sum, s);
+        u64 needed = (u64)ceil(__dmul_rn((double)row.top_p, (double)total));
+        cut = find_cut(logits, vocab, scale, max(needed, (u64)1), s);
+    }
+    count_equals(logits, vocab, cut, s);
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 equals_before = s.warp_equals[warp];
+    u64 sum = 0;
+    for_kept(logits, vocab, cut, equals_before, [&](u32, float logit, bool is_kept) {
+        if (is_kept) sum += scale.weight(logit);
+        return false;
+    });
+    u64 total = block_sum_u64(sum, s);
+    u64 target = __umul64hi(random_bits(row), total);
+    u64 before = 0;
+    for (u32 i = 0; i < warp; i++) before += s.warps[i];
+    if (threadIdx.x == 0) s.choice = 0;
+    __syncthreads();
+    if (before <= target && target < before + s.warps[warp]) {
+        u64 running = before;
+        for_kept(logits, vocab, cut, equals_before, [&](u32 id, float logit, bool is_kept) {
+            u64 weight = is_kept ? scale.weight(logit) : 0;
+            u64 inclusive = weight;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2) {
+                u64 other = __shfl_up_sync(NONE, inclusive, distance);
+                if (lane >= distance) inclusive += other;
+            }
+            u32 ballot = __ballot_sync(NONE, running + inclusive > target);
+            if (ballot) {
+                if (lane == __ffs(ballot) - 1) s.choice = id;
+                return true;
+            }
+            running += __shfl_sync(NONE, inclusive, 31);
+            return false;
+        });
+    }
+    __syncthreads();
+    return s.choice;
+}
+
+// The log-probability and rank of `token`, and the most likely tokens in no order, all from the raw logits.
+__device__ void score(const SampleParams& p, const SampleRow& row, u32 sample, u32 token, Shared& s) {
+    const float* logits = p.logits + (u64)row.logit_row * p.vocab;
+    u32 best = 0;
+    float max = NEG_INF;
+    for (u32 i = threadIdx.x; i < p.vocab; i += THREADS) keep_better(max, best, clean(logits[i]), i);
+    warp_best(max, best);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s.warps[threadIdx.x / 32] = key_of(max);
+    __syncthreads();
+    u32 key = 0;
+    for (int i = 0; i < WARPS; i++) key = key > (u32)s.warps[i] ? key : (u32)s.warps[i];
+    max = __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+    float own = token < p.vocab ? clean(logits[token]) : NEG_INF;
+    u64 sum = 0, better = 0;
+    for (u32 i = threadIdx.x; i < p.vocab; i += THREADS) {
+        float logit = clean(logits[i]);
+        if (max != NEG_INF) sum += fixed_point(likelihood(logit, max, 1.0f));
+        better += logit > own;
+    }
+    sum = block_sum_u64(sum, s);
+    better = block_sum_u64(better, s);
+    float normalizer = max;
+    if (max != NEG_INF) normalizer = (float)((double)max + log((double)sum / 1099511627776.0));
+    u32 count = row.num_logprobs == NONE ? 0 : min(min(row.num_logprobs, (u32)MAX_TOP), p.vocab);
+    if (threadIdx.x == 0) {
+        u32* result = p.results + RESULT_WORDS * sample;
+        result[1] = __float_as_uint(own == NEG_INF ? own : own - normalizer);
+        result[2] = 1 + (u32)better;
+        result[3] = count;
+        result[4] = __float_as_uint(normalizer);
+        s.choice = 0;
+    }
+    if (count == 0) return;
+    Scale scale = {max, 1.0f, 0.0f, false, {0, NONE}};
+    Cut cut = find_cut(logits, p.vocab, scale, count, s);
+    count_equals(logits, p.vocab, cut, s);
+    if (threadIdx.x == 0) s.choice = 0;
+    __syncthreads();
+    u32* top = p.top + (u64)sample * MAX_TOP * 2;
+    for_kept(logits, p.vocab, cut, s.warp_equals[threadIdx.x / 32], [&](u32 id, float logit, bool is_kept) {
+        if (is_kept) {
+            u32 place = atomicAdd(&s.choice, 1);
+            if (place < count) {
+                top[2 * place] = id;
+                top[2 * place + 1] = __float_as_uint(logit);
+            }
+        }
+        return false;
+    });
+}
+
+KERNEL __launch_bounds__(THREADS, 1) sample_choose(const SampleParams p) {
+    __shared__ Shared s;
+    allow_next();
+    wait_for_previous();
+    u32 sample = blockIdx.x;
+    if (sample >= p.step->num_samples) return;
+    const SampleRow row = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[sample];
+    u32 token = row.forced;
+    if (token == NONE) {
+        float max = p.part_max[sample * PARTS + threadIdx.x % 32];
+        u32 best = p.part_best[sample * PARTS + threadIdx.x % 32];
+        warp_best(max, best);
+        token = max == NEG_INF ? 0 : best;
+        if (row.temperature > 0.0f && max != NEG_INF) {
+            const float* logits =
+                changes_logits(row) ? p.adjusted + (u64)sample * p.vocab : p.logits + (u64)row.logit_row * p.vocab;
+            token = draw(logits, p.vocab, max, row, s);
+        }
+    }
+    if (threadIdx.x == 0) {
+        p.drawn[sample] = token;
+        u32* result = p.results + RESULT_WORDS * sample;
+        result[0] = token;
+        result[1] = result[2] = result[3] = result[4] = 0;
+    }
+    __syncthreads();
+    if (row.forced != NONE || row.num_logprobs != NONE) score(p, row, sample, token, s);
+}

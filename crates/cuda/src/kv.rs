@@ -1,0 +1,126 @@
+//! The paged cache on the device and its swap tier in pinned memory.
+//!
+//! Each layer is one array, `[blocks][K, V][kv_heads][block_size][head_dim]`, so that a block of one head is contiguous and
+//! the blocks of a layer lie close together.
+
+use baton_backend::{BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec};
+
+use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
+
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    spec: KvSpec,
+    pub(crate) block_shift: u32,
+    pub(crate) layers: Vec<Layer>,
+    num_device_blocks: usize,
+    num_host_blocks: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) device: DeviceMemory,
+    pub(crate) host: Option<PinnedMemory>,
+    pub(crate) block_bytes: usize,
+}
+
+impl KvCache {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<Self, BackendError> {
+        let unsupported = |what: String| Err(BackendError::Unsupported { what });
+        if !spec.block_size.is_power_of_two() || spec.block_size < 8 {
+            return unsupported(format!(
+                "a KV block of {} tokens: use a power of two from 8 on",
+                spec.block_size
+            ));
+        }
+        if let Some(layer) =
+            spec.layers.iter().find(|layer| layer.head_dim > 256 || !layer.head_dim.is_multiple_of(4))
+        {
+            return unsupported(format!(
+                "attention heads of {}: at most 256, a multiple of 4",
+                layer.head_dim
+            ));
+        }
+        let new_layer = |layer: &KvLayerSpec| {
+            let block_bytes = 2 * layer.num_kv_heads * layer.head_dim * spec.block_size * spec.dtype.bytes();
+            let bytes = |blocks: usize| block_bytes.checked_mul(blocks).unwrap_or(usize::MAX / 2);
+            let host = (num_host_blocks > 0)
+                .then(|| gpu.allocate_pinned(bytes(num_host_blocks), "the swap space"))
+                .transpose()?;
+            Ok(Layer { device: gpu.allocate(bytes(num_device_blocks), "the KV cache")?, host, block_bytes })
+        };
+        Ok(Self {
+            spec: spec.clone(),
+            block_shift: spec.block_size.trailing_zeros(),
+            layers: spec.layers.iter().map(new_layer).collect::<Result<_, BackendError>>()?,
+            num_device_blocks,
+            num_host_blocks,
+        })
+    }
+
+    pub(crate) fn layer_spec(&self, layer: usize) -> KvLayerSpec {
+        self.spec.layers[layer]
+    }
+
+    pub(crate) fn num_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// As the kernels number it.
+    pub(crate) fn cache_type(&self) -> u32 {
+        match self.spec.dtype {
+            KvDtype::F32 => 0,
+            KvDtype::F16 => 1,
+            KvDtype::BF16 => 2,
+        }
+    }
+
+    pub(crate) fn num_slots(&self) -> usize {
+        self.num_device_blocks * self.spec.block_size
+    }
+
+    pub(crate) fn num_device_blocks(&self) -> usize {
+        self.num_device_blocks
+    }
+
+    pub(crate) fn num_host_blocks(&self) -> usize {
+        self.num_host_blocks
+    }
+}
+
+/// Cuts a list of copies wherever one reads what an earlier one of the same piece writes: a piece is done in parallel.
+pub(crate) fn independent_runs(copies: &[BlockCopy]) -> Vec<std::ops::Range<usize>> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    for (i, copy) in copies.iter().enumerate() {
+        let earlier = &copies[start..i];
+        if earlier.iter().any(|other| other.to == copy.from || other.to == copy.to || other.from == copy.to) {
+            runs.push(start..i);
+            start = i;
+        }
+    }
+    if start < copies.len() {
+        runs.push(start..copies.len());
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chained_copies_are_done_one_after_another() {
+        let copies = |pairs: &[(u32, u32)]| -> Vec<BlockCopy> {
+            pairs.iter().map(|&(from, to)| BlockCopy { from, to }).collect()
+        };
+        assert!(independent_runs(&[]).is_empty());
+        assert_eq!(independent_runs(&copies(&[(0, 1), (0, 2), (3, 4)])), vec![0..3; 1]);
+        assert_eq!(independent_runs(&copies(&[(0, 1), (1, 2), (5, 6), (6, 0)])), [0..1, 1..3, 3..4]);
+        assert_eq!(independent_runs(&copies(&[(0, 1), (2, 0)])), [0..1, 1..2]);
+    }
+}

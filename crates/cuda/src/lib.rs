@@ -1,0 +1,35 @@
+//! The [`Backend`](baton_backend::Backend) on NVIDIA GPUs.
+//!
+//! Nothing of CUDA is needed to build this crate: the driver, NVRTC and cuBLASLt are looked for when it runs
+//! ([`CudaBackend::probe`]), and the kernels (`src/kernels/*.cu`) are text in the binary, compiled for the device that is
+//! found and kept on disk ([`compile`]).
+//!
+//! How a step goes: `pack` writes the [`StepInput`](baton_backend::StepInput) into one pinned array, which one copy brings
+//! to the device, where kernels find every array through its header; `ops` launches the program, or a graph of the same
+//! launches is replayed; the drawn tokens stay on the device for the next step and are copied to pinned memory for the
+//! host. Two steps may be in flight.
+//!
+//! Activations are bf16, the residual stream included; sums, norms, scores and logits are f32. Weights keep their format:
+//! up to [`MAX_PRODUCT_ROWS`] rows our own kernels read them as they are, larger products go to cuBLASLt, which gets what is
+//! not bf16 converted piece by piece.
+//!
+//! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile` and `gemm`.
+
+mod backend;
+mod compile;
+mod gemm;
+mod gpu;
+mod graphs;
+mod kernels;
+mod kv;
+mod ops;
+mod output;
+mod pack;
+mod params;
+mod probe;
+mod weights;
+
+pub use backend::{CudaBackend, CudaOptions};
+pub use compile::{ARCHITECTURES, CompileReport, check_kernels};
+pub use ops::MAX_PRODUCT_ROWS;
+pub use probe::Missing;

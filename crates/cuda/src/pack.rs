@@ -1,0 +1,169 @@
+//! A step as one array of 32-bit words: a header with counts and word offsets, then all arrays, as dense as they come.
+//! `common.cuh` declares the same header. Kernels find the arrays through it, so a recorded launch fits every step.
+
+use baton_backend::{BackendError, BlockCopy, SampleRow, StepInput, StepLimits};
+
+/// Attention kinds that a step may have.
+pub(crate) const MAX_PLANS: usize = 8;
+const PLAN_WORDS: usize = 8;
+const FIXED_WORDS: usize = 16;
+const HEADER_WORDS: usize = FIXED_WORDS + MAX_PLANS * PLAN_WORDS;
+const SAMPLE_WORDS: usize = 18;
+const NONE: u32 = u32::MAX;
+/// Room for penalties and biases, which have no limit of their own.
+const SPARE_WORDS: usize = 2 << 20;
+
+/// Words that any step of these limits fits in.
+pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize {
+    let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1);
+    let items = (limits.max_tokens + max_partials) * 6;
+    let merges = limits.max_tokens * 3 + max_partials;
+    HEADER_WORDS
+        + 3 * limits.max_tokens
+        + limits.max_logit_rows
+        + limits.max_samples * SAMPLE_WORDS
+        + pages
+        + 2 * (items + merges)
+        + SPARE_WORDS
+}
+
+/// Where the lists of block moves lie, in words.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Packed {
+    pub(crate) num_words: usize,
+    pub(crate) swap_out: usize,
+    pub(crate) swap_in: usize,
+    pub(crate) copies: usize,
+}
+
+struct Writer<'a> {
+    words: &'a mut [u32],
+    len: usize,
+}
+
+impl Writer<'_> {
+    fn extend(&mut self, values: impl IntoIterator<Item = u32>) -> Option<u32> {
+        let start = self.len;
+        for value in values {
+            *self.words.get_mut(self.len)? = value;
+            self.len += 1;
+        }
+        Some(start as u32)
+    }
+
+    fn moves(&mut self, list: &[BlockCopy]) -> Option<u32> {
+        self.extend(list.iter().flat_map(|copy| [copy.from, copy.to]))
+    }
+}
+
+/// Writes the step to `words`.
+pub(crate) fn pack(input: &StepInput, words: &mut [u32]) -> Result<Packed, BackendError> {
+    if input.attention.len() > MAX_PLANS {
+        return Err(BackendError::Unsupported {
+            what: format!("more than {MAX_PLANS} kinds of attention in one model"),
+        });
+    }
+    try_pack(input, words).ok_or_else(|| BackendError::Unsupported {
+        what:
+            "a step with so many pages, penalised tokens and biases: lower --max-num-seqs or --max-model-len"
+                .to_owned(),
+    })
+}
+
+fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
+    let mut writer = Writer { words, len: HEADER_WORDS };
+    let token_ids = writer.extend(input.token_ids.iter().copied())?;
+    for &(row, sample) in &input.feedback {
+        // The top bit marks a number of a sample; vocabularies are far smaller.
+        *writer.words.get_mut((token_ids + row) as usize)? = sample | 1 << 31;
+    }
+    let positions = writer.extend(input.positions.iter().copied())?;
+    let slots = writer.extend(input.slots.iter().copied())?;
+    let pages = writer.extend(input.pages.iter().copied())?;
+    let logit_rows = writer.extend(input.logit_rows.iter().copied())?;
+    let samples = writer.extend(input.samples.iter().flat_map(sample_words))?;
+    let history = writer.extend(
+        input
+            .history
+            .iter()
+            .flat_map(|seen| [seen.token_id, seen.num_output | u32::from(seen.in_prompt) << 31]),
+    )?;
+    let biases =
+        writer.extend(input.biases.iter().flat_map(|(token_id, bias)| [*token_id, bias.to_bits()]))?;
+    let swap_out = writer.moves(&input.swap_out)?;
+    let swap_in = writer.moves(&input.swap_in)?;
+    let copies = writer.moves(&input.copies)?;
+    for (number, plan) in input.attention.iter().enumerate() {
+        let items = writer.extend(plan.items.iter().flat_map(|item| {
+            [item.query_start, item.num_queries, item.pages_start, item.kv_start, item.kv_len, item.partial]
+        }))?;
+        let merges =
+            writer.extend(plan.merges.iter().flat_map(|merge| [merge.query, merge.first, merge.count]))?;
+        let merge_slots = writer.extend(plan.merge_slots.iter().copied())?;
+        let header = FIXED_WORDS + number * PLAN_WORDS;
+        writer.words[header..header + 5].copy_from_slice(&[
+            plan.items.len() as u32,
+            items,
+            plan.merges.len() as u32,
+            merges,
+            merge_slots,
+        ]);
+    }
+    let counts = [input.num_tokens() as u32, input.logit_rows.len() as u32, input.samples.len() as u32];
+    let offsets =
+        [token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies];
+    writer.words[..3].copy_from_slice(&counts);
+    writer.words[3..14].copy_from_slice(&offsets);
+    Some(Packed {
+        num_words: writer.len,
+        swap_out: swap_out as usize,
+        swap_in: swap_in as usize,
+        copies: copies as usize,
+    })
+}
+
+fn sample_words(row: &SampleRow) -> [u32; SAMPLE_WORDS] {
+    [
+        row.logit_row,
+        row.forced.unwrap_or(NONE),
+        row.temperature.to_bits(),
+        row.top_k,
+        row.top_p.to_bits(),
+        row.min_p.to_bits(),
+        row.repetition_penalty.to_bits(),
+        row.presence_penalty.to_bits(),
+        row.frequency_penalty.to_bits(),
+        row.history.start,
+        row.history.end,
+        row.bias.start,
+        row.bias.end,
+        row.num_logprobs.unwrap_or(NONE),
+        row.seed as u32,
+        (row.seed >> 32) as u32,
+        row.counter as u32,
+        (row.counter >> 32) as u32,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feedback_marks_its_row_and_a_short_buffer_is_refused() {
+        let input = StepInput {
+            token_ids: vec![7, 0, 9],
+            feedback: vec![(1, 4)],
+            positions: vec![0, 1, 2],
+            slots: vec![5, 6, 7],
+            pages: vec![3],
+            ..StepInput::default()
+        };
+        let mut words = vec![0; HEADER_WORDS + 10];
+        let packed = pack(&input, &mut words).unwrap();
+        assert_eq!(packed.num_words, HEADER_WORDS + 10);
+        assert_eq!(words[HEADER_WORDS..], [7, 4 | 1 << 31, 9, 0, 1, 2, 5, 6, 7, 3]);
+        assert_eq!(words[..5], [3, 0, 0, HEADER_WORDS as u32, HEADER_WORDS as u32 + 3]);
+        assert!(pack(&input, &mut words[..HEADER_WORDS + 9]).is_err());
+    }
+}

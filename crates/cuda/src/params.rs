@@ -1,0 +1,137 @@
+//! The arguments of the kernels, field by field as the `.cu` files declare them.
+
+/// On the device; 0 is null.
+pub(crate) type Address = u64;
+
+#[repr(C)]
+pub(crate) struct NormParams {
+    pub(crate) step: Address,
+    pub(crate) input: Address,
+    pub(crate) weight: Address,
+    pub(crate) bias: Address,
+    pub(crate) output: Address,
+    pub(crate) cols: u32,
+    pub(crate) eps: f32,
+    pub(crate) is_layer_norm: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) gathers_logit_rows: u32,
+}
+
+#[repr(C)]
+pub(crate) struct RopeParams {
+    pub(crate) step: Address,
+    pub(crate) projected: Address,
+    pub(crate) bias: Address,
+    pub(crate) q_norm: Address,
+    pub(crate) k_norm: Address,
+    pub(crate) inv_freq: Address,
+    pub(crate) query: Address,
+    pub(crate) cache: Address,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) half_rotary: u32,
+    pub(crate) interleaved: u32,
+    pub(crate) block_shift: u32,
+    pub(crate) cache_type: u32,
+    pub(crate) q_eps: f32,
+    pub(crate) k_eps: f32,
+    pub(crate) rope_scale: f32,
+}
+
+#[repr(C)]
+pub(crate) struct ActivateParams {
+    pub(crate) projected: Address,
+    pub(crate) bias: Address,
+    pub(crate) output: Address,
+    pub(crate) rows: u32,
+    pub(crate) width: u32,
+    pub(crate) activation: u32,
+}
+
+#[repr(C)]
+pub(crate) struct BiasParams {
+    pub(crate) values: Address,
+    pub(crate) bias: Address,
+    pub(crate) rows: u32,
+    pub(crate) width: u32,
+}
+
+#[repr(C)]
+pub(crate) struct SoftcapParams {
+    pub(crate) values: Address,
+    pub(crate) count: u64,
+    pub(crate) cap: f32,
+}
+
+#[repr(C)]
+pub(crate) struct ProductParams {
+    pub(crate) weight: Address,
+    pub(crate) row_bytes: u64,
+    pub(crate) input: Address,
+    pub(crate) bias: Address,
+    pub(crate) output: Address,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) m: u32,
+    pub(crate) output_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) is_f32: u32,
+    pub(crate) softcap: f32,
+    pub(crate) activation: u32,
+}
+
+#[repr(C)]
+pub(crate) struct EmbedParams {
+    pub(crate) step: Address,
+    pub(crate) drawn: Address,
+    pub(crate) weight: Address,
+    pub(crate) row_bytes: u64,
+    pub(crate) output: Address,
+    pub(crate) first_row: u32,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) scale: f32,
+}
+
+#[repr(C)]
+pub(crate) struct ConvertParams {
+    pub(crate) weight: Address,
+    pub(crate) row_bytes: u64,
+    pub(crate) output: Address,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+}
+
+#[repr(C)]
+pub(crate) struct AttentionParams {
+    pub(crate) step: Address,
+    pub(crate) query: Address,
+    pub(crate) cache: Address,
+    pub(crate) slopes: Address,
+    pub(crate) output: Address,
+    pub(crate) partials: Address,
+    pub(crate) partial_lse: Address,
+    pub(crate) plan: u32,
+    pub(crate) window: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) block_shift: u32,
+    pub(crate) cache_type: u32,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+}
+
+#[repr(C)]
+pub(crate) struct SampleParams {
+    pub(crate) step: Address,
+    pub(crate) logits: Address,
+    pub(crate) adjusted: Address,
+    pub(crate) part_max: Address,
+    pub(crate) part_best: Address,
+    pub(crate) drawn: Address,
+    pub(crate) results: Address,
+    pub(crate) top: Address,
+    pub(crate) vocab: u32,
+}

@@ -1,0 +1,106 @@
+//! What of CUDA this machine has. Asking never fails and never panics: a machine without a GPU is a normal machine.
+
+use baton_backend::DeviceInfo;
+use cudarc::driver::result as driver;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use thiserror::Error;
+
+use crate::backend::BLOCK_SIZE;
+
+/// Why CUDA cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Missing {
+    #[error("no NVIDIA driver was found (libcuda.so.1)")]
+    Driver,
+    #[error("the NVIDIA driver found no device: {cause}")]
+    Device { cause: String },
+    #[error(
+        "{library} was not found: install the CUDA toolkit's runtime libraries (13.x, or 12.8 and later) or add their folder to LD_LIBRARY_PATH"
+    )]
+    Library { library: &'static str },
+}
+
+/// What the rest of the crate wants to know about a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Properties {
+    pub(crate) ordinal: usize,
+    pub(crate) name: String,
+    /// Compute capability, such as (9, 0).
+    pub(crate) capability: (i32, i32),
+    pub(crate) num_multiprocessors: u32,
+    pub(crate) shared_bytes_per_multiprocessor: u32,
+    pub(crate) total_bytes: u64,
+}
+
+pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
+    // SAFETY: these only try to open a library by its usual names.
+    let (has_driver, has_compiler, has_gemm) = unsafe {
+        (
+            cudarc::driver::sys::is_culib_present(),
+            cudarc::nvrtc::sys::is_culib_present(),
+            cudarc::cublaslt::sys::is_culib_present(),
+        )
+    };
+    if !has_driver {
+        return Err(Missing::Driver);
+    }
+    let device = |error: driver::DriverError| Missing::Device { cause: error.to_string() };
+    driver::init().map_err(device)?;
+    let count = driver::device::get_count().map_err(device)?;
+    if count == 0 {
+        return Err(Missing::Device { cause: "there is none".to_owned() });
+    }
+    for (is_there, library) in
+        [(has_compiler, "NVRTC (libnvrtc.so)"), (has_gemm, "cuBLASLt (libcublasLt.so)")]
+    {
+        if !is_there {
+            return Err(Missing::Library { library });
+        }
+    }
+    (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect()
+}
+
+fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
+    let device = driver::device::get(ordinal)?;
+    // SAFETY: the device handle was just given out by the driver.
+    let attribute = |attribute| unsafe { driver::device::get_attribute(device, attribute) };
+    // SAFETY: as above.
+    let total_bytes = unsafe { driver::device::total_mem(device) }? as u64;
+    Ok(Properties {
+        ordinal: ordinal as usize,
+        name: driver::device::get_name(device)?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        num_multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        shared_bytes_per_multiprocessor: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        )? as u32,
+        total_bytes,
+    })
+}
+
+impl Properties {
+    pub(crate) fn info(&self, free_bytes: u64) -> DeviceInfo {
+        let (major, minor) = self.capability;
+        DeviceInfo {
+            name: format!("cuda:{}", self.ordinal),
+            description: format!(
+                "{}, sm_{major}{minor}, {} multiprocessors, {:.0} GiB",
+                self.name,
+                self.num_multiprocessors,
+                self.total_bytes as f64 / f64::from(1 << 30)
+            ),
+            total_bytes: self.total_bytes,
+            free_bytes,
+            block_size: BLOCK_SIZE,
+            activation_bytes: 2,
+            kv_cap_bytes: None,
+            max_steps_in_flight: 2,
+            // About half of what cuBLASLt reaches on large products: prompts are not all large.
+            macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,
+            swap_bytes_per_second: 4e10,
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Weights on the device, in the format of their file, and how they get there: through two pinned buffers, so that reading
+//! the file and copying overlap.
+
+use baton_backend::{BackendError, Tensor, WeightFormat};
+
+use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+
+const STAGING_BYTES: usize = 16 << 20;
+
+/// A matrix, or several of different formats one below the other.
+#[derive(Debug)]
+pub(crate) struct Weight {
+    pub(crate) parts: Vec<Part>,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) format: WeightFormat,
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) row_bytes: usize,
+    pub(crate) memory: DeviceMemory,
+}
+
+#[derive(Debug)]
+pub(crate) struct Staging {
+    buffers: [(PinnedMemory, Event); 2],
+    next: usize,
+}
+
+impl Staging {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self, BackendError> {
+        let buffer =
+            || Ok::<_, BackendError>((gpu.allocate_pinned(STAGING_BYTES, "staging")?, Event::new()?));
+        Ok(Self { buffers: [buffer()?, buffer()?], next: 0 })
+    }
+
+    /// Copies `bytes` to `offset` of `to`; the last pieces may still be on their way.
+    pub(crate) fn copy(
+        &mut self,
+        gpu: &Gpu,
+        bytes: &[u8],
+        to: &DeviceMemory,
+        offset: usize,
+    ) -> Result<(), BackendError> {
+        for (number, piece) in bytes.chunks(STAGING_BYTES).enumerate() {
+            let (pinned, event) = &mut self.buffers[self.next];
+            self.next ^= 1;
+            event.wait()?;
+            pinned.as_mut_slice()[..piece.len()].copy_from_slice(piece);
+            gpu.upload(pinned, to, offset + number * STAGING_BYTES, piece.len())?;
+            event.record(gpu)?;
+        }
+        Ok(())
+    }
+}
+
+impl Weight {
+    /// Neighbours of one format become one part, so that a kernel sees them as one matrix.
+    pub(crate) fn load(gpu: &Gpu, staging: &mut Staging, tensors: &[Tensor]) -> Result<Self, BackendError> {
+        let cols = tensors.first().map_or(0, Tensor::cols);
+        if cols == 0 || tensors.iter().any(|tensor| tensor.cols() != cols) {
+            let widths: Vec<_> = tensors.iter().map(Tensor::cols).collect();
+            return Err(BackendError::Unsupported {
+                what: format!("a weight whose parts have widths {widths:?}: they must be equal and not 0"),
+            });
+        }
+        if !cols.is_multiple_of(8) {
+            return Err(BackendError::Unsupported {
+                what: format!("a weight of {cols} columns: use a multiple of 8"),
+            });
+        }
+        let mut parts = Vec::new();
+        let mut first_row = 0;
+        for run in tensors.chunk_by(|a, b| a.format() == b.format()) {
+            let format = run[0].format();
+            let rows = run.iter().map(Tensor::rows).sum();
+            let row_bytes = format.row_bytes(cols).expect("a tensor's rows are whole blocks");
+            let memory = gpu.allocate(rows * row_bytes, "a weight")?;
+            let mut offset = 0;
+            for tensor in run {
+                staging.copy(gpu, tensor.bytes(), &memory, offset)?;
+                offset += tensor.bytes().len();
+            }
+            parts.push(Part { format, first_row, rows, row_bytes, memory });
+            first_row += rows;
+        }
+        Ok(Self { parts, rows: first_row, cols })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.memory.bytes()).sum()
+    }
+
+    /// Values to convert at once for large products, `None` where all is bf16.
+    pub(crate) fn largest_converted(&self) -> Option<usize> {
+        let parts = self.parts.iter().filter(|part| part.format != WeightFormat::BF16);
+        parts.map(|part| part.rows * self.cols).max()
+    }
+}
