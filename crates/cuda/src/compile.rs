@@ -201,14 +201,22 @@ pub fn check_kernels() -> Option<Result<Vec<CompileReport>, String>> {
         .iter()
         .flat_map(|arch| Unit::every().into_iter().map(move |unit| (unit, *arch)))
         .collect();
-    Some(
-        jobs.into_iter()
-            .map(|(unit, architecture)| {
-                let (_, log) = compile(unit, architecture)?;
-                Ok(report(unit, architecture, &log))
-            })
-            .collect(),
-    )
+    let compile_all = |jobs: &[(Unit, &str)]| -> Vec<Result<CompileReport, String>> {
+        let compile_one = |&(unit, architecture): &(Unit, &str)| {
+            compile(unit, architecture).map(|(_, log)| report(unit, architecture, &log))
+        };
+        jobs.iter().map(compile_one).collect()
+    };
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let reports: Vec<_> = std::thread::scope(|scope| {
+        let share = jobs.len().div_ceil(num_threads);
+        let threads: Vec<_> = jobs.chunks(share).map(|jobs| scope.spawn(move || compile_all(jobs))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+            thread.join().expect("compiling a kernel does not panic")
+        };
+        threads.into_iter().flat_map(join).collect()
+    });
+    Some(reports.into_iter().collect())
 }
 
 fn report(unit: Unit, architecture: &str, log: &str) -> CompileReport {
