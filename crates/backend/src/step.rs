@@ -146,6 +146,28 @@ pub struct SampleRow {
     pub num_logprobs: Option<u32>,
 }
 
+impl SampleRow {
+    /// The most likely token of a row, with nothing else asked for: what other rows are varied from.
+    pub fn greedy(logit_row: u32) -> Self {
+        Self {
+            logit_row,
+            forced: None,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            history: 0..0,
+            bias: 0..0,
+            seed: 0,
+            counter: 0,
+            num_logprobs: None,
+        }
+    }
+}
+
 /// What `StepInput::samples` drew, in the same order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {

@@ -116,7 +116,7 @@ impl Runner {
             self.input.samples.push(SampleRow {
                 forced: Some(target),
                 num_logprobs: seq.params.prompt_logprobs,
-                ..greedy_row(logit_row)
+                ..SampleRow::greedy(logit_row)
             });
         }
         if seq.samples.is_empty() {
@@ -144,7 +144,10 @@ impl Runner {
     ) -> SampleRow {
         let params = &*seq.params;
         if params.beam.is_some() {
-            return SampleRow { num_logprobs: Some(2 * params.num_sequences()), ..greedy_row(logit_row) };
+            return SampleRow {
+                num_logprobs: Some(2 * params.num_sequences()),
+                ..SampleRow::greedy(logit_row)
+            };
         }
         let history = if params.has_penalties() {
             self.add_history(sample.seq_id, seq.seq_id, scheduler)
@@ -170,7 +173,7 @@ impl Runner {
             ),
             counter: u64::from(sample.num_output_tokens),
             num_logprobs,
-            ..greedy_row(logit_row)
+            ..SampleRow::greedy(logit_row)
         }
     }
 
@@ -253,25 +256,6 @@ fn prompt_token(seq: &PlannedSeq, offset: u32, scheduler: &Scheduler) -> TokenId
 
 fn copy_moves(from: &[BlockMove], to: &mut Vec<BlockCopy>) {
     to.extend(from.iter().map(|block| BlockCopy { from: block.from.0, to: block.to.0 }));
-}
-
-fn greedy_row(logit_row: u32) -> SampleRow {
-    SampleRow {
-        logit_row,
-        forced: None,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        seed: 0,
-        counter: 0,
-        num_logprobs: None,
-    }
 }
 
 /// The first continuation draws from the request's own seed, so that it is the same whatever `n` is.

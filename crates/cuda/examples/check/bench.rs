@@ -176,7 +176,7 @@ impl Decode {
                 input.slots.push(page(at / BLOCK_SIZE) * BLOCK_SIZE as u32 + (at % BLOCK_SIZE) as u32);
             }
             input.logit_rows.push(input.token_ids.len() as u32 - 1);
-            input.samples.push(greedy(input.logit_rows.len() as u32 - 1));
+            input.samples.push(SampleRow::greedy(input.logit_rows.len() as u32 - 1));
         }
         for (&window, plan) in self.windows.iter().zip(&mut input.attention) {
             let options = PlannerOptions {
@@ -226,24 +226,5 @@ impl Decode {
             measured = start.elapsed().as_secs_f64() / steps as f64;
         }
         measured
-    }
-}
-
-fn greedy(logit_row: u32) -> SampleRow {
-    SampleRow {
-        logit_row,
-        forced: None,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        seed: 0,
-        counter: 0,
-        num_logprobs: None,
     }
 }

@@ -153,7 +153,7 @@ impl Harness {
                 input.positions.push(position as u32);
                 input.slots.push(page * block_size as u32 + (position % block_size) as u32);
             }
-            input.samples.push(greedy_sample(input.token_ids.len() as u32 - 1));
+            input.samples.push(SampleRow::greedy(input.token_ids.len() as u32 - 1));
         }
         seqs
     }
@@ -172,25 +172,6 @@ impl Harness {
             end += run.tokens.len();
             assert_eq!(sampled.chosen.token_id, argmax(&rows[end - 1]));
         }
-    }
-}
-
-fn greedy_sample(logit_row: u32) -> SampleRow {
-    SampleRow {
-        logit_row,
-        forced: None,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        seed: 0,
-        counter: 0,
-        num_logprobs: None,
     }
 }
 

@@ -191,7 +191,7 @@ fn a_sampled_token_is_fed_back_on_the_device() {
     let mut input = StepInput::default();
     let rows = prompt.add_to(&mut input, 0..6);
     input.logit_rows = vec![5];
-    input.samples = vec![greedy_sample(0)];
+    input.samples = vec![SampleRow::greedy(0)];
     let drawn = bench.plan_and_run(&mut input, &[rows], 0, 0).samples[0].chosen.token_id;
 
     let mut known = prompt.clone();

@@ -17,7 +17,7 @@ fn good_step() -> StepInput {
     };
     input.attention = vec![AttentionPlan { items: vec![item], ..AttentionPlan::default() }];
     input.logit_rows = vec![3];
-    input.samples = vec![greedy_sample(0)];
+    input.samples = vec![SampleRow::greedy(0)];
     input
 }
 

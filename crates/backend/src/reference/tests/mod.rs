@@ -233,25 +233,6 @@ impl Seq {
     }
 }
 
-fn greedy_sample(logit_row: u32) -> SampleRow {
-    SampleRow {
-        logit_row,
-        forced: None,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        seed: 0,
-        counter: 0,
-        num_logprobs: None,
-    }
-}
-
 fn assert_close(actual: &[f32], expected: &[f32], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
