@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::TokenId;
+use crate::{StructuredOutput, TokenId};
 
 /// The most sequences one request may own at a time (`n`, `best_of`, beam width).
 pub const MAX_SEQUENCES_PER_REQUEST: u32 = 128;
@@ -54,6 +54,8 @@ pub struct SamplingParams {
     pub best_of: Option<u32>,
     /// Beam search instead of sampling; its width is `n` unless `best_of` is larger.
     pub beam: Option<BeamParams>,
+    /// The output must have this shape; tokens that would break it are never drawn.
+    pub structured_outputs: Option<StructuredOutput>,
 }
 
 /// Beam search, as transformers defines it.
@@ -95,6 +97,7 @@ impl Default for SamplingParams {
             n: 1,
             best_of: None,
             beam: None,
+            structured_outputs: None,
         }
     }
 }

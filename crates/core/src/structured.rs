@@ -1,0 +1,19 @@
+//! The shape that an output must have. Data only: the grammar crate compiles it, the sampler obeys the masks.
+
+use serde::{Deserialize, Serialize};
+
+/// What a structured output must match, with vLLM's names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StructuredOutput {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid for this schema, given as JSON text.
+    Json(String),
+    /// Text that matches this regular expression as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Text of this context-free grammar, in Lark syntax.
+    Grammar(String),
+}
