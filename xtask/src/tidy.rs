@@ -16,7 +16,8 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
     ("serve", &["core", "engine", "text"]),
-    ("cli", &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
+    ("bench", &["core", "engine"]),
+    ("cli", &["bench", "core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
     ("sim", &["core", "kv", "sched"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.

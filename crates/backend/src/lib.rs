@@ -14,6 +14,7 @@
 mod attention_plan;
 mod format;
 mod kv_spec;
+mod mock;
 mod ops;
 pub mod quant;
 mod reference;
@@ -25,6 +26,7 @@ pub mod testing;
 pub use attention_plan::{PlannerOptions, SequenceQueries, plan_attention};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
+pub use mock::{MockBackend, MockOptions};
 pub use ops::{
     Activation, Attention, Backend, BackendError, BufferId, DeviceInfo, Embed, GatedLinear, Linear, Logits,
     Norm, NormKind, NormOp, Ops, Program, Qkv, RopeId, RopeSpec, RopeStyle, StepLimits, VectorId, WeightId,

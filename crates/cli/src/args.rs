@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench_args::{BENCH_EXAMPLES, BenchCommand};
 use crate::engine_args::EngineArgs;
 use crate::sampling_args::SamplingArgs;
 use crate::serve_args::{SERVE_EXAMPLES, ServeArgs};
@@ -85,6 +86,12 @@ pub enum Command {
     /// Serve a model over HTTP, with the API of OpenAI
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<ServeArgs>),
+    /// Measure: latency, throughput, a server under load, start-up
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
     /// Print the completion script of a shell
     #[command(
         after_help = "Example:\n  baton completions bash > ~/.local/share/bash-completion/completions/baton"

@@ -3,6 +3,8 @@
 //! What is not given stays `None` here and gets the engine's or the model's own default in [`EngineArgs::resolve`],
 //! the one place where raw flags become a ready configuration.
 
+use std::path::Path;
+
 use anyhow::Result;
 use baton_backend::{KvDtype, WeightFormat};
 use baton_engine::EngineConfig;
@@ -57,6 +59,9 @@ pub struct EngineArgs {
     /// Do not record steps for replay (GPU only; accepted everywhere)
     #[arg(long)]
     pub enforce_eager: bool,
+    /// With --load-format mock: how long a step takes, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 0.0, hide_short_help = true, value_parser = parse_step_ms)]
+    pub mock_step_ms: f64,
     #[command(flatten)]
     pub cache: CacheArgs,
 }
@@ -109,6 +114,13 @@ fn parse_device(text: &str) -> Result<DeviceArg, String> {
     }
 }
 
+fn parse_step_ms(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(time_ms) if (0.0..=60_000.0).contains(&time_ms) => Ok(time_ms),
+        _ => Err(format!("{text:?} is not a time: write milliseconds from 0 to 60000")),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormatArg {
     /// By what the file is
@@ -117,6 +129,8 @@ pub enum LoadFormatArg {
     Safetensors,
     /// Random weights of the right shapes: measures speed without a checkpoint
     Dummy,
+    /// No weights and no computing, one token over and over: measures everything around the model
+    Mock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -178,8 +192,18 @@ impl EngineArgs {
         }
     }
 
-    pub fn load_format(&self) -> LoadFormat {
+    pub fn is_mock(&self) -> bool {
+        self.load_format == LoadFormatArg::Mock
+    }
+
+    /// How the files at `path` are to be opened.
+    pub fn load_format(&self, path: &Path) -> LoadFormat {
         match self.load_format {
+            // A GGUF file is mapped and not read; beside a configuration there need be no weights at all.
+            LoadFormatArg::Mock if path.is_dir() || path.extension().is_some_and(|end| end == "json") => {
+                LoadFormat::Dummy
+            }
+            LoadFormatArg::Mock => LoadFormat::Auto,
             LoadFormatArg::Auto => LoadFormat::Auto,
             LoadFormatArg::Gguf => LoadFormat::Gguf,
             LoadFormatArg::Safetensors => LoadFormat::Safetensors,

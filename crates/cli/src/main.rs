@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench_args;
 mod cache;
 mod catalogue;
 mod commands;
@@ -57,6 +58,7 @@ fn run(command_line: Command) -> Result<()> {
         Command::Complete(args) => commands::complete::run(&args, &mut out)?,
         Command::Chat(args) => commands::chat::run(&args, &mut out)?,
         Command::Serve(args) => commands::serve::run(&args, &mut out)?,
+        Command::Bench { command } => commands::bench::run(&command, &mut out)?,
     }
     out.flush()?;
     Ok(())

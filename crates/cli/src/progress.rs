@@ -14,6 +14,18 @@ pub fn bytes(what: &'static str, total: u64) -> ProgressBar {
     ProgressBar::new(total).with_style(style).with_message(what)
 }
 
+/// A bar over things that are counted.
+pub fn count(total: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "{bar:32.cyan/dim} {pos} of {len} · {elapsed_precise} · {eta} left · {msg}",
+    )
+    .expect("the template is constant")
+    .progress_chars("━━─");
+    let bar = ProgressBar::new(total).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
 /// Something of unknown length.
 pub fn spinner(what: String) -> ProgressBar {
     let style =

@@ -4,10 +4,10 @@
 //! This is the only place where `model`'s plain tokenizer data becomes a tokenizer of `text`.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use baton_backend::Backend;
+use baton_backend::{Backend, MockBackend, MockOptions};
 use baton_core::{Request, SamplingParams, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_cuda::{CudaBackend, CudaOptions};
@@ -38,7 +38,7 @@ impl Session {
         let wanted_dtype = parse_dtype(&args.dtype)?;
         let found = model_path::resolve(model)?;
         let started = Instant::now();
-        let files = ModelFiles::open(&found.path, args.load_format())?;
+        let files = ModelFiles::open(&found.path, args.load_format(&found.path))?;
         let dtype = files.config().dtype;
         if let Some(wanted) = wanted_dtype.filter(|&wanted| wanted != dtype) {
             return Err(hinted(
@@ -64,6 +64,10 @@ fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
         let options = CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() };
         Ok(Box::new(CudaBackend::new(options)?))
     };
+    if args.is_mock() {
+        let step_time = Duration::from_secs_f64(args.mock_step_ms / 1e3);
+        return Ok(Box::new(MockBackend::new(MockOptions { step_time })));
+    }
     match args.device {
         DeviceArg::Cuda(ordinal) => cuda(ordinal),
         DeviceArg::Auto if CudaBackend::probe().is_ok() => cuda(0),

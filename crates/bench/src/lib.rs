@@ -1,0 +1,35 @@
+//! Measuring: workloads, a load generator for servers, runs of the engine in this process, statistics and reports.
+//!
+//! Data flows one way: a `dataset` makes [`Sample`]s, `arrival` says when they are sent, `serve` (over HTTP) or `offline`
+//! (through the engine) runs them and notes times, `metrics` turns the notes into figures with vLLM's names, `summary`
+//! prints them and `report` draws them. Not here: flags (`cli`), the server (`serve` of the workspace), any model.
+#![forbid(unsafe_code)]
+
+mod arrival;
+mod client;
+mod clock;
+mod dataset;
+mod error;
+mod metrics;
+mod offline;
+mod random;
+mod report;
+mod serve;
+mod startup;
+mod stats;
+mod summary;
+
+pub use arrival::{Arrivals, RampUp};
+pub use clock::stamp;
+pub use dataset::{
+    CountTokens, DatasetKind, DatasetOptions, PrefixRepetitionOptions, Prompt, RandomOptions, Sample,
+    Segment, TokenRange, TraceOptions, Workload, prompt_tokens,
+};
+pub use error::BenchError;
+pub use metrics::{Goodput, Metric, ServeMetrics, details};
+pub use offline::{LatencyOptions, LatencyResult, OfflineRequest, ThroughputResult, latency, throughput};
+pub use report::Report;
+pub use serve::{Outcome, ServeOptions, ServeRun, run as run_serve};
+pub use startup::{StartupOptions, StartupResult, run as startup};
+pub use stats::{Distribution, mean, percentile};
+pub use summary::{Heading, serve as serve_summary};

@@ -1,0 +1,318 @@
+//! `baton bench latency` and `throughput`: the engine driven by hand in this process, without a server.
+//!
+//! Latency runs one batch again and again; throughput hands over a whole workload and waits for the end. Text is not in
+//! it: prompts are token ids and outputs stay token ids.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
+use baton_engine::Engine;
+use indicatif::ProgressBar;
+use serde_json::{Map, Value, json};
+
+use crate::BenchError;
+use crate::dataset::{TokenRange, synthetic_tokens};
+use crate::stats::Distribution;
+
+/// Reported by `latency`, as vLLM does.
+const PERCENTILES: [u32; 6] = [10, 25, 50, 75, 90, 99];
+
+#[derive(Clone, Debug)]
+pub struct LatencyOptions {
+    pub input_len: usize,
+    pub output_len: usize,
+    pub batch_size: usize,
+    pub num_iters_warmup: usize,
+    pub num_iters: usize,
+    /// Its `max_tokens` and `ignore_eos` are set here.
+    pub params: SamplingParams,
+    pub tokens: TokenRange,
+    pub seed: u64,
+}
+
+/// How one batch went.
+#[derive(Clone, Copy, Debug)]
+struct BatchTimes {
+    latency_s: f64,
+    /// Until every sequence had its first token.
+    prefill_s: f64,
+    /// Tokens that came after that.
+    num_decoded: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct LatencyResult {
+    pub latencies_s: Vec<f64>,
+    pub prefill_s: f64,
+    pub prefill_tokens_per_second: f64,
+    /// Without the time to the first token of the last sequence, and without the tokens that came by then.
+    pub decode_tokens_per_second: f64,
+    pub output_tokens_per_second: f64,
+}
+
+/// Runs the batch `num_iters` times after warming up. The bar moves with every batch.
+pub fn latency(
+    engine: &mut Engine,
+    options: &LatencyOptions,
+    bar: &ProgressBar,
+) -> Result<LatencyResult, BenchError> {
+    let limit = engine.memory_plan().max_model_len;
+    let positive = options.input_len > 0 && options.output_len > 0;
+    if !positive || options.batch_size == 0 || options.num_iters == 0 {
+        return Err(BenchError::options(
+            "--input-len, --output-len, --batch-size and --num-iters are above 0",
+        ));
+    }
+    if options.input_len.saturating_add(options.output_len) > limit {
+        return Err(BenchError::options(format!(
+            "--input-len {} and --output-len {} together exceed the longest sequence, {limit}: lower them",
+            options.input_len, options.output_len
+        )));
+    }
+    let params = Arc::new(SamplingParams {
+        max_tokens: u32::try_from(options.output_len).ok(),
+        ignore_eos: true,
+        ..options.params.clone()
+    });
+    bar.set_length((options.num_iters_warmup + options.num_iters) as u64);
+    let mut times = Vec::with_capacity(options.num_iters);
+    for iteration in 0..options.num_iters_warmup + options.num_iters {
+        let is_warmup = iteration < options.num_iters_warmup;
+        bar.set_message(if is_warmup { "warming up" } else { "measuring" });
+        let prompts = (0..options.batch_size)
+            .map(|index| synthetic_tokens(options.seed + index as u64, options.input_len, options.tokens));
+        let measured = run_batch(engine, prompts.collect(), &params)?;
+        if !is_warmup {
+            times.push(measured);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(LatencyResult::new(options, &times))
+}
+
+impl LatencyResult {
+    fn new(options: &LatencyOptions, times: &[BatchTimes]) -> Self {
+        let sum = |of: &dyn Fn(&BatchTimes) -> f64| times.iter().map(of).sum::<f64>();
+        let rate = |tokens: f64, seconds: f64| if seconds > 0.0 { tokens / seconds } else { 0.0 };
+        let batches = times.len() as f64;
+        let prefill_s = sum(&|times| times.prefill_s);
+        let decode_s = sum(&|times| times.latency_s - times.prefill_s);
+        let num_input = (options.batch_size * options.input_len) as f64 * batches;
+        let num_output = (options.batch_size * options.output_len) as f64 * batches;
+        Self {
+            latencies_s: times.iter().map(|times| times.latency_s).collect(),
+            prefill_s: prefill_s / batches,
+            prefill_tokens_per_second: rate(num_input, prefill_s),
+            decode_tokens_per_second: rate(sum(&|times| times.num_decoded as f64), decode_s),
+            output_tokens_per_second: rate(num_output, sum(&|times| times.latency_s)),
+        }
+    }
+
+    /// vLLM's keys, then our own.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let latencies = Distribution::new(self.latencies_s.clone());
+        let percentiles: Map<String, Value> =
+            PERCENTILES.iter().map(|p| (p.to_string(), json!(latencies.percentile(f64::from(*p))))).collect();
+        let Value::Object(map) = json!({
+            "avg_latency": latencies.mean(),
+            "std_latency": latencies.standard_deviation(),
+            "latencies": self.latencies_s,
+            "percentiles": percentiles,
+            "avg_prefill_latency": self.prefill_s,
+            "prefill_tokens_per_second": self.prefill_tokens_per_second,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "output_tokens_per_second": self.output_tokens_per_second,
+        }) else {
+            unreachable!("an object was written")
+        };
+        map
+    }
+
+    /// vLLM's lines, then our own.
+    pub fn summary(&self) -> String {
+        use std::fmt::Write;
+        let latencies = Distribution::new(self.latencies_s.clone());
+        let mut text = format!("Avg latency: {} seconds\n", latencies.mean());
+        for p in PERCENTILES {
+            let _ = writeln!(text, "{p}% percentile latency: {} seconds", latencies.percentile(f64::from(p)));
+        }
+        let _ = writeln!(
+            text,
+            "Prefill: {:.4} seconds, {:.2} tokens/s",
+            self.prefill_s, self.prefill_tokens_per_second
+        );
+        let _ = writeln!(text, "Decode: {:.2} tokens/s (excluding prefill)", self.decode_tokens_per_second);
+        let _ = writeln!(text, "Output: {:.2} tokens/s", self.output_tokens_per_second);
+        text
+    }
+}
+
+fn run_batch(
+    engine: &mut Engine,
+    prompts: Vec<Vec<TokenId>>,
+    params: &Arc<SamplingParams>,
+) -> Result<BatchTimes, BenchError> {
+    let num_requests = prompts.len();
+    let started = Instant::now();
+    // Requests whose first token has come.
+    let mut begun: HashMap<RequestId, bool> = HashMap::with_capacity(num_requests);
+    for prompt_token_ids in prompts {
+        let id = engine.new_request_id();
+        begun.insert(id, false);
+        add(engine, id, prompt_token_ids, params)?;
+    }
+    let (mut num_begun, mut num_decoded, mut prefill_s) = (0, 0, None);
+    while engine.has_unfinished() {
+        for output in engine.step() {
+            check(engine, &output)?;
+            let num_tokens: usize = output.outputs.iter().map(|output| output.token_ids.len()).sum();
+            if prefill_s.is_some() {
+                num_decoded += num_tokens;
+            } else if num_tokens > 0 && begun.insert(output.request_id, true) == Some(false) {
+                num_begun += 1;
+            }
+        }
+        if num_begun == num_requests && prefill_s.is_none() {
+            prefill_s = Some(started.elapsed().as_secs_f64());
+        }
+    }
+    let latency_s = started.elapsed().as_secs_f64();
+    Ok(BatchTimes { latency_s, prefill_s: prefill_s.unwrap_or(latency_s), num_decoded })
+}
+
+/// One request of a throughput run.
+#[derive(Clone, Debug)]
+pub struct OfflineRequest {
+    pub prompt_token_ids: Vec<TokenId>,
+    pub output_len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ThroughputResult {
+    pub elapsed_s: f64,
+    pub num_requests: usize,
+    pub num_prompt_tokens: usize,
+    pub num_output_tokens: usize,
+    pub num_cached_tokens: usize,
+}
+
+/// Hands over all requests, at most `max_outstanding` at a time, and waits until the last has ended.
+pub fn throughput(
+    engine: &mut Engine,
+    requests: Vec<OfflineRequest>,
+    params: &SamplingParams,
+    max_outstanding: usize,
+    bar: &ProgressBar,
+) -> Result<ThroughputResult, BenchError> {
+    let limit = engine.memory_plan().max_model_len;
+    let longest = requests.iter().map(|one| one.prompt_token_ids.len() + one.output_len).max().unwrap_or(0);
+    if longest > limit {
+        return Err(BenchError::options(format!(
+            "a prompt with its answer has {longest} tokens, more than the longest sequence, {limit}: shorten the lengths"
+        )));
+    }
+    bar.set_length(requests.len() as u64);
+    let mut result = ThroughputResult {
+        elapsed_s: 0.0,
+        num_requests: requests.len(),
+        num_prompt_tokens: requests.iter().map(|one| one.prompt_token_ids.len()).sum(),
+        num_output_tokens: 0,
+        num_cached_tokens: 0,
+    };
+    let mut waiting = requests.into_iter();
+    let mut outstanding = 0;
+    let started = Instant::now();
+    loop {
+        for one in waiting.by_ref().take(max_outstanding.saturating_sub(outstanding)) {
+            let id = engine.new_request_id();
+            let max_tokens = u32::try_from(one.output_len).ok();
+            let params = Arc::new(SamplingParams { max_tokens, ..params.clone() });
+            add(engine, id, one.prompt_token_ids, &params)?;
+            outstanding += 1;
+        }
+        if !engine.has_unfinished() {
+            break;
+        }
+        for output in engine.step() {
+            check(engine, &output)?;
+            result.num_output_tokens +=
+                output.outputs.iter().map(|output| output.token_ids.len()).sum::<usize>();
+            if output.finished {
+                result.num_cached_tokens += output.num_cached_tokens as usize;
+                outstanding -= 1;
+                bar.inc(1);
+            }
+        }
+        let elapsed_s = started.elapsed().as_secs_f64();
+        bar.set_message(format!("{:.0} output tok/s", result.num_output_tokens as f64 / elapsed_s.max(1e-9)));
+    }
+    result.elapsed_s = started.elapsed().as_secs_f64();
+    bar.finish_and_clear();
+    Ok(result)
+}
+
+impl ThroughputResult {
+    fn rate(&self, count: usize) -> f64 {
+        count as f64 / self.elapsed_s.max(1e-9)
+    }
+
+    pub fn output_tokens_per_second(&self) -> f64 {
+        self.rate(self.num_output_tokens)
+    }
+
+    /// vLLM's keys, then our own.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let total = self.num_prompt_tokens + self.num_output_tokens;
+        let Value::Object(map) = json!({
+            "elapsed_time": self.elapsed_s,
+            "num_requests": self.num_requests,
+            "total_num_tokens": total,
+            "requests_per_second": self.rate(self.num_requests),
+            "tokens_per_second": self.rate(total),
+            "total_input_tokens": self.num_prompt_tokens,
+            "total_output_tokens": self.num_output_tokens,
+            "total_cached_tokens": self.num_cached_tokens,
+            "output_tokens_per_second": self.output_tokens_per_second(),
+        }) else {
+            unreachable!("an object was written")
+        };
+        map
+    }
+
+    /// vLLM's lines.
+    pub fn summary(&self) -> String {
+        let total = self.num_prompt_tokens + self.num_output_tokens;
+        format!(
+            "Throughput: {:.2} requests/s, {:.2} total tokens/s, {:.2} output tokens/s\n\
+             Total num prompt tokens:  {}\nTotal num output tokens:  {}\n",
+            self.rate(self.num_requests),
+            self.rate(total),
+            self.output_tokens_per_second(),
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+        )
+    }
+}
+
+fn add(
+    engine: &mut Engine,
+    id: RequestId,
+    prompt_token_ids: Vec<TokenId>,
+    params: &Arc<SamplingParams>,
+) -> Result<(), BenchError> {
+    let mut request = Request::new(id, prompt_token_ids, SamplingParams::default());
+    request.params = Arc::clone(params);
+    Ok(engine.add_request(request)?)
+}
+
+/// A step that failed ends the benchmark: its figures would mean nothing.
+fn check(engine: &Engine, output: &baton_core::RequestOutput) -> Result<(), BenchError> {
+    if output.outputs.iter().any(|output| output.finish_reason == Some(FinishReason::Error)) {
+        let cause = engine.stats().last_failure.unwrap_or_else(|| "a step failed".to_owned());
+        return Err(BenchError::Failed(cause));
+    }
+    Ok(())
+}
