@@ -15,10 +15,44 @@ use serde_json::Value;
 
 /// Where tokens part, llama.cpp's two best logits are a near tie if they are closer than this.
 const NEAR_TIE: f64 = 0.05;
-/// Both programs round activations to 8 bits before each product, and one flipped rounding may flip others in the next
-/// layer. This bound was set after a run, from the largest margin seen (0.67, at `chat-alphabet`, where PyTorch f32 on the
-/// decoded weights has 0.18): it catches gross errors. `model/tests/smollm2_exact.rs` is the strict check.
-const ROUNDING: f64 = 0.8;
+/// Both programs round activations to 8 bits before each product. A sum in another order moves a value over a rounding
+/// edge now and then, which moves others in the next layer, so tokens part at margins far above a near tie. How far is
+/// measured, not guessed: the golden file holds llama.cpp's tokens with and without flash attention, and Baton must be as
+/// close to llama.cpp as llama.cpp is to itself, give or take what such counts scatter (about the root of 16).
+const SCATTER: u32 = 5;
+
+/// How one set of continuations compares with llama.cpp's, over all prompts.
+#[derive(Debug, Default)]
+struct Closeness {
+    /// The same for at least 32 tokens.
+    equal: u32,
+    near_ties: u32,
+    apart: u32,
+}
+
+impl Closeness {
+    fn count(&mut self, who: &str, prompt: &Value, got: &[TokenId]) {
+        let want = ids(&prompt["tokens"]);
+        let Some(parted) = (0..want.len()).find(|&i| want[i] != got[i]) else {
+            self.equal += 1;
+            return;
+        };
+        let logits = &prompt["top2_logits"][parted];
+        let margin = logits[0].as_f64().expect("logit") - logits[1].as_f64().expect("logit");
+        println!("{who}, {}: parts at token {parted}, margin {margin:.4}", prompt["name"]);
+        match (parted, margin) {
+            (32.., _) => self.equal += 1,
+            (_, ..NEAR_TIE) => self.near_ties += 1,
+            _ => self.apart += 1,
+        }
+        assert_eq!(
+            got[parted],
+            ids(&prompt["top2"][parted])[1],
+            "{who}, {}: not even second",
+            prompt["name"]
+        );
+    }
+}
 
 fn smollm2(config: &EngineConfig) -> Engine {
     let path = std::env::var_os("BATON_TEST_MODEL")
@@ -47,23 +81,20 @@ fn greedy_tokens_are_llama_cpps() {
     let outputs = engine
         .generate(prompts.iter().map(|prompt| ids(&prompt["token_ids"])).collect(), &greedy(40))
         .expect("all prompts complete");
-    let (mut num_equal, mut num_ties) = (0, 0);
+    let (mut ours, mut theirs) = (Closeness::default(), Closeness::default());
     for (prompt, output) in prompts.iter().zip(&outputs) {
-        let (want, got) = (ids(&prompt["tokens"]), &output.outputs[0].token_ids);
-        let Some(parted) = (0..want.len()).find(|&i| want[i] != got[i]) else {
-            num_equal += 1;
-            continue;
-        };
-        let logits = &prompt["top2_logits"][parted];
-        let margin = logits[0].as_f64().expect("logit") - logits[1].as_f64().expect("logit");
-        println!("{}: parts at token {parted}, margin {margin:.4}", prompt["name"]);
-        num_equal += u32::from(parted >= 32);
-        num_ties += u32::from(parted < 32 && margin < NEAR_TIE);
-        assert!(margin < ROUNDING, "{}: parts at token {parted} with a margin of {margin}", prompt["name"]);
-        assert_eq!(got[parted], ids(&prompt["top2"][parted])[1], "{}: not even second", prompt["name"]);
+        ours.count("Baton", prompt, &output.outputs[0].token_ids);
+        theirs.count("llama.cpp with flash attention", prompt, &ids(&prompt["flash_tokens"]));
     }
-    println!("of {} prompts {num_equal} equal for 32 tokens, {num_ties} part at a near tie", prompts.len());
-    assert!(num_equal >= 20, "only {num_equal} are equal for 32 tokens");
+    println!(
+        "against llama.cpp, {} prompts: Baton {ours:?}, llama.cpp with flash attention {theirs:?}",
+        prompts.len()
+    );
+    assert!(ours.equal >= 20, "{ours:?}");
+    assert!(
+        ours.equal + SCATTER >= theirs.equal && ours.apart <= theirs.apart + SCATTER,
+        "{ours:?}, {theirs:?}"
+    );
 }
 
 #[test]

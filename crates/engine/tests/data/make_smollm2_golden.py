@@ -97,7 +97,7 @@ def prompts(prose):
 
 
 class Model:
-    def __init__(self, path):
+    def __init__(self, path, flash_attention):
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
@@ -107,7 +107,7 @@ class Model:
         params.n_ctx, params.n_batch, params.n_ubatch = CONTEXT, BATCH, BATCH
         params.n_threads = params.n_threads_batch = 2
         params.type_k = params.type_v = 1  # f16
-        params.flash_attn_type = 0  # off
+        params.flash_attn_type = int(flash_attention)
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
@@ -168,11 +168,14 @@ def mean_nll(model, tokens):
 def main():
     path = pathlib.Path(sys.argv[1])
     prose = (HERE / "prose.txt").read_text()
-    model = Model(path)
+    model = Model(path, flash_attention=False)
+    # The same program, weights and formats with its sums in another order: how close llama.cpp is to itself.
+    other = Model(path, flash_attention=True)
     cases = []
     for name, text in prompts(prose).items():
         ids = model.tokenize(text)
-        cases.append({"name": name, "prompt": text, "token_ids": ids, **greedy(model, ids)})
+        flash = greedy(other, ids)["tokens"]
+        cases.append({"name": name, "prompt": text, "token_ids": ids, **greedy(model, ids), "flash_tokens": flash})
         print(name, len(ids), cases[-1]["tokens"][:8], flush=True)
     ids = model.tokenize(prose)
     nll = mean_nll(model, ids)
