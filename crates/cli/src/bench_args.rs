@@ -9,6 +9,7 @@ use baton_core::SamplingParams;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use crate::commands::bench::soak::SoakArgs;
 use crate::engine_args::EngineArgs;
 
 pub const BENCH_EXAMPLES: &str = "\
@@ -17,6 +18,7 @@ Examples:
   baton bench throughput --num-prompts 64 --input-len 256 --output-len 64
   baton bench serve --max-concurrency 16 --num-prompts 200        against a server on port 8000
   baton bench serve --dataset-name trace --dataset-path trace.jsonl --trace-speed 10
+  baton bench soak --clients 200 --duration 120                   badly behaved clients, and a verdict
   baton bench report results/*.json --output report.html";
 
 /// Token ids below this exist in nearly every vocabulary.
@@ -30,6 +32,8 @@ pub enum BenchCommand {
     Throughput(Box<ThroughputArgs>),
     /// Latencies and speed of a server over HTTP: Baton or any other with OpenAI's API
     Serve(Box<BenchServeArgs>),
+    /// Many badly behaved clients at once: does the server stay healthy and lose nothing?
+    Soak(SoakArgs),
     /// Time from the start of a server to its being ready
     Startup(Box<StartupArgs>),
     /// Turn result files into a page with charts, and a picture

@@ -4,6 +4,7 @@
 mod offline;
 mod report;
 mod serve;
+pub mod soak;
 mod startup;
 
 use std::io::Write;
@@ -21,6 +22,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<()> {
         BenchCommand::Latency(args) => offline::latency(args, out),
         BenchCommand::Throughput(args) => offline::throughput(args, out),
         BenchCommand::Serve(args) => serve::run(args, out),
+        BenchCommand::Soak(args) => soak::run(args, out),
         BenchCommand::Startup(args) => startup::run(args, out),
         BenchCommand::Report(args) => report::run(args, out),
     }
