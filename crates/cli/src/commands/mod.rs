@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod complete;
+pub mod docs;
 pub mod inspect;
 pub mod plan;
 pub mod pull;
