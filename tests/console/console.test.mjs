@@ -13,10 +13,11 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
 
-import sparticuz from "@sparticuz/chromium";
 import { chromium } from "playwright-core";
 
 const { BATON_BIN, BATON_TEST_MODEL, SCREENSHOTS, CHROMIUM } = process.env;
+/** Not what the browser's package sets for the browser. */
+const ENVIRONMENT = { ...process.env };
 const KEY = "right key";
 const DESK = { width: 1280, height: 800 };
 const PHONE = { width: 390, height: 800 };
@@ -25,8 +26,16 @@ let browser;
 let open;
 let guarded;
 
+/** Unpacks the browser that npm has brought, with the libraries that a small system lacks. */
+async function bundledBrowser() {
+  // The package looks at this name, when it is loaded, to decide whether its own libraries are needed.
+  process.env.AWS_LAMBDA_JS_RUNTIME = "nodejs22.x";
+  const { default: bundled } = await import("@sparticuz/chromium");
+  return bundled.executablePath();
+}
+
 before(async () => {
-  const executablePath = CHROMIUM || (await sparticuz.executablePath());
+  const executablePath = CHROMIUM || (await bundledBrowser());
   browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--headless=shell", "--disable-gpu"] });
   [open, guarded] = await Promise.all([serve([]), serve(["--api-key", KEY])]);
 });
@@ -41,7 +50,8 @@ after(async () => {
 /** Starts a server on a free port and waits until it is ready. */
 async function serve(more) {
   const flags = ["serve", BATON_TEST_MODEL, "--port", "0", "--served-model-name", "smollm2", "--max-model-len", "2048"];
-  const child = spawn(BATON_BIN, [...flags, "--log-level", "warn", ...more], { stdio: ["ignore", "pipe", "inherit"] });
+  const options = { stdio: ["ignore", "pipe", "inherit"], env: ENVIRONMENT };
+  const child = spawn(BATON_BIN, [...flags, "--log-level", "warn", ...more], options);
   const lines = createInterface({ input: child.stdout });
   const [line] = await Promise.race([once(lines, "line"), once(child, "exit").then(() => ["it has ended"])]);
   const url = line.match(/http:\/\/\S+/)?.[0];
