@@ -148,6 +148,7 @@ test("settings are sent", async () => {
   const sent = JSON.parse((await request).postData());
   assert.deepEqual(sent.messages[0], { role: "system", content: "Answer in one word." });
   assert.equal(sent.temperature, 0);
+  assert.ok(!("top_p" in sent), "what nobody has chosen is the model's own");
   assert.equal(sent.max_tokens, 5);
   assert.equal(sent.model, "smollm2");
   await answered(page, 1);

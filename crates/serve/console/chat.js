@@ -81,9 +81,12 @@ function restoreSettings() {
     const field = byId(id);
     if (stored[id] !== undefined && id !== "model") {
       field.value = stored[id];
+      field.dataset.chosen = "";
     }
     field.addEventListener("input", () => {
-      const values = Object.fromEntries(FIELDS.map((each) => [each, byId(each).value]));
+      field.dataset.chosen = "";
+      const chosen = FIELDS.map(byId).filter((each) => "chosen" in each.dataset);
+      const values = Object.fromEntries(chosen.map((each) => [each.id, each.value]));
       sessionStorage.setItem(SETTINGS, JSON.stringify(values));
       showSliders();
     });
@@ -93,8 +96,13 @@ function restoreSettings() {
 
 function showSliders() {
   for (const id of ["temperature", "top-p"]) {
-    byId(`${id}-value`).textContent = Number(byId(id).value).toFixed(2);
+    byId(`${id}-value`).textContent = chosenNumber(id)?.toFixed(2) ?? "the model's own";
   }
+}
+
+/** The value of a slider that somebody has moved; the model's makers know best where nobody has. */
+function chosenNumber(id) {
+  return "chosen" in byId(id).dataset ? Number(byId(id).value) : undefined;
 }
 
 function updateButtons() {
@@ -141,8 +149,8 @@ function body() {
   return {
     model: byId("model").value || undefined,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
-    temperature: Number(byId("temperature").value),
-    top_p: Number(byId("top-p").value),
+    temperature: chosenNumber("temperature"),
+    top_p: chosenNumber("top-p"),
     ...(maxTokens > 0 ? { max_tokens: maxTokens } : {}),
   };
 }

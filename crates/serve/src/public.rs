@@ -9,7 +9,7 @@ use baton_text::RenderOptions;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::ServedModel;
+use crate::{ServedModel, prepare};
 
 /// A beginning of prompts, as the operator writes it.
 #[derive(Clone, Debug)]
@@ -64,8 +64,10 @@ fn tokenise(model: &ServedModel, content: &PublicContent) -> Result<Vec<TokenId>
         PublicContent::Text(text) => tokenizer.encode(text, true),
         PublicContent::Messages(messages) => {
             let template = model.text.chat_template.as_ref().ok_or("the model has no chat template")?;
+            let messages = messages.iter().enumerate().map(|(index, message)| flatten(index, message));
+            let messages = messages.collect::<Result<Vec<Value>, _>>()?;
             let options = RenderOptions { add_generation_prompt: false, ..RenderOptions::default() };
-            template.render(messages, &options).and_then(|rendered| tokenizer.encode_chat(&rendered))
+            template.render(&messages, &options).and_then(|rendered| tokenizer.encode_chat(&rendered))
         }
     };
     let token_ids = token_ids.map_err(|error| error.to_string())?;
@@ -76,6 +78,12 @@ fn tokenise(model: &ServedModel, content: &PublicContent) -> Result<Vec<TokenId>
         }
         _ => Ok(token_ids),
     }
+}
+
+/// A message as the chat routes would give it to the template.
+fn flatten(index: usize, message: &Value) -> Result<Value, String> {
+    let object = message.as_object().ok_or_else(|| format!("messages[{index}] is not an object"))?;
+    prepare::flatten(index, object.clone()).map_err(|error| error.body().error.message)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ mod common;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use baton_engine::EngineConfig;
-use baton_serve::{PublicContent, PublicPrefix, ServerConfig};
-use common::{MAX_MODEL_LEN, client, client_with, engine_config};
+use baton_serve::{PublicContent, PublicPrefix, Server, ServerConfig};
+use common::{MAX_MODEL_LEN, client, client_with, engine_config, served_model};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -177,6 +177,25 @@ async fn public_prefixes_are_shared_by_all_keys_and_nothing_after_them() {
     };
     assert_eq!(cached(first.ok(CHAT, &chat("my secret question")).await), 0);
     assert_eq!(cached(second.ok(CHAT, &chat("my secret question")).await), 16);
+}
+
+#[tokio::test]
+async fn a_public_prefix_that_cannot_be_used_is_named() {
+    let message =
+        |content: Value| PublicContent::Messages(vec![json!({"role": "system", "content": content})]);
+    for (content, expected) in [
+        (PublicContent::Text(String::new()), "no tokens"),
+        (PublicContent::Text("x".repeat(MAX_MODEL_LEN)), "limit is 96"),
+        (PublicContent::Messages(vec![json!("Hi")]), "messages[0] is not an object"),
+        (message(json!(null)), "messages[0].content is missing"),
+        (message(json!([{"type": "image_url"}])), "is not a text"),
+    ] {
+        let public_prefixes = vec![PublicPrefix { name: "house.json".to_owned(), content }];
+        let config = ServerConfig { port: 0, public_prefixes, ..ServerConfig::default() };
+        let bound = Server::bind(served_model(&engine_config()), config).await;
+        let error = bound.err().expect("it cannot be used").to_string();
+        assert!(error.starts_with("public prefix house.json: ") && error.contains(expected), "{error}");
+    }
 }
 
 #[tokio::test]
