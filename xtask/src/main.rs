@@ -1,6 +1,8 @@
 //! The chores of the repository, in Rust instead of scripts: `cargo xtask test` is what CI runs.
 #![forbid(unsafe_code)]
 
+mod browser;
+mod dist;
 mod setup;
 mod tidy;
 
@@ -17,6 +19,8 @@ Usage: cargo xtask <COMMAND>
 
 Commands:
   test     Fetch what the tests need, check style and crate graph, run all tests (this is what CI runs)
+  browser  Only the web console, in a real browser (needs Node and npm)
+  dist     Build the release tarball under target/dist and try it
   setup    Only fetch: the default model and the tokeniser test files, into .cache/
   tidy     Only check: crate graph, file lengths, unsafe code, leftover marks
   fuzz     Run every fuzz target for a while (needs cargo-fuzz and a nightly toolchain): cargo xtask fuzz [SECONDS]
@@ -27,6 +31,9 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments.as_slice() {
         ["test"] => test(),
+        ["browser"] => setup::fetch().and_then(|data| browser::test(&data.model)),
+        ["dist"] => dist::build("release"),
+        ["dist", profile] => dist::build(profile),
         ["setup"] => setup::fetch().map(drop),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz("60"),
@@ -67,6 +74,7 @@ fn test() -> Result<()> {
     let environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
     cargo(&["test", "--workspace", "--locked"], &environment)?;
+    browser::test(&data.model)?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
     Ok(())
 }

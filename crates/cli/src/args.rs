@@ -107,6 +107,19 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
+    /// Write what the code knows into the pages of the documentation
+    #[command(hide = true)]
+    Docs(DocsArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct DocsArgs {
+    /// Pages with generated parts
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Only say whether they are up to date
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Debug, Args)]

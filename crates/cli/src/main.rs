@@ -54,6 +54,7 @@ fn run(command_line: Command) -> Result<()> {
         Command::Inspect(args) => commands::inspect::run(&args, &mut out)?,
         Command::Completions { shell } => commands::shell::completions(shell, command(), &mut out)?,
         Command::Man { out: directory } => commands::shell::man(directory.as_deref(), command(), &mut out)?,
+        Command::Docs(args) => commands::docs::run(&args, &command(), &mut out)?,
         Command::Plan(args) => commands::plan::run(&args, &mut out)?,
         Command::Complete(args) => commands::complete::run(&args, &mut out)?,
         Command::Chat(args) => commands::chat::run(&args, &mut out)?,

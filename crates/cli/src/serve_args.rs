@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use baton_serve::OtlpEndpoint;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -44,9 +45,21 @@ pub struct ListenArgs {
     /// Key that requests must carry (repeatable). BATON_API_KEY may hold several, separated by commas
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
+    /// Certificate (PEM, followed by those between it and one that clients trust): serves https
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    pub ssl_certfile: Option<PathBuf>,
+    /// Private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    pub ssl_keyfile: Option<PathBuf>,
+    /// Beginning of prompts that all keys may share in the prefix cache (repeatable): a text, or a .json list of messages
+    #[arg(long, value_name = "FILE")]
+    pub public_prefix: Vec<PathBuf>,
     /// Web pages that may call the server from a browser (repeatable; * allows all)
     #[arg(long, value_name = "ORIGIN", num_args = 1..)]
     pub allowed_origins: Vec<String>,
+    /// Do not show the web console at /
+    #[arg(long)]
+    pub disable_console: bool,
     /// The largest request body
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     pub max_body_size: u64,
@@ -79,6 +92,9 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace or off
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
+    /// Send a span of every request to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<OtlpEndpoint>,
     /// Write a Chrome trace of the step loop to this file (for Perfetto)
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,

@@ -75,6 +75,8 @@ fn wrong_usage_is_exit_code_2() {
         &["complete", "-p", "x", "--max-num-seqs", "-1"],
         &["complete", "-p", "x", "--system", "y"],
         &["completions", "cmd.exe"],
+        &["serve", "--ssl-certfile", "cert.pem"],
+        &["serve", "--otlp-traces-endpoint", "https://collector"],
     ] {
         let ran = baton.run(args);
         assert_eq!(ran.code, 2, "{args:?}: {ran:?}");

@@ -303,6 +303,16 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let ran = baton.run(&["serve", &model_arg(), "--port", &port, "--log-level", "off"]);
     assert_eq!(ran.code, 1);
     common::assert_is_error(&ran, "cannot listen on 127.0.0.1");
+    let ran = baton.run(&["serve", "--public-prefix", "/no/such/file.json"]);
+    assert_eq!(ran.code, 1);
+    common::assert_is_error(&ran, "--public-prefix: cannot read /no/such/file.json");
+    let wrong = baton.home.path().join("prefix.json");
+    std::fs::write(&wrong, "{\"role\": \"system\"}").unwrap();
+    let ran = baton.run(&["serve", "--public-prefix", wrong.to_str().unwrap()]);
+    common::assert_is_error(&ran, "must be a list of messages");
+    let missing = ["--ssl-certfile", "/no/cert.pem", "--ssl-keyfile", "/no/key.pem", "--log-level", "off"];
+    let ran = baton.run(&[&["serve", &model_arg(), "--port", "0"][..], &missing].concat());
+    common::assert_is_error(&ran, "TLS: cannot read /no/cert.pem");
     let ran = baton.run(&["serve", "--host", "nowhere"]);
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("not an address"), "{}", ran.stderr);

@@ -18,6 +18,9 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// The first so many tokens of the prompt are no secret: requests of every salt share their cached blocks.
+    #[serde(default)]
+    pub num_public_tokens: u32,
 }
 
 impl Request {
@@ -29,6 +32,7 @@ impl Request {
             eos_token_ids: Arc::from([]),
             priority: 0,
             cache_salt: None,
+            num_public_tokens: 0,
         }
     }
 }

@@ -38,7 +38,7 @@ pub struct Engine {
 }
 
 /// What the engine is doing, for metrics and `/stats`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct EngineStats {
     pub num_steps: u64,
     pub scheduler: SchedStats,

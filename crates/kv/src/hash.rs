@@ -1,8 +1,8 @@
 //! The name of a block's content: a hash over all tokens from the start of the sequence to the end of the block.
 //!
 //! Each block is hashed together with its parent's hash, so equal names mean equal prefixes. The root carries the
-//! salt of the tenant: requests of different salts can never find each other's blocks. The hash is cryptographic
-//! because a client chooses the tokens: a forged collision would show one tenant the KV of another.
+//! salt of the tenant: requests of different salts can never find each other's blocks. Where a prefix was declared
+//! public, the salt enters only after its last full block. The hash is cryptographic because a client chooses the tokens: a forged collision would show one tenant the KV of another.
 
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -38,6 +38,15 @@ impl BlockHash {
             }
             hasher.update(&bytes[..part.len() * 4]);
         }
+        Self::keep(&hasher)
+    }
+
+    /// From here on the chain belongs to one salt: the last name that all salts share, joined with the salt's root.
+    #[must_use]
+    pub(crate) fn salted(self, root: Self) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("baton kv end of a public prefix");
+        hasher.update(&self.0.to_le_bytes());
+        hasher.update(&root.0.to_le_bytes());
         Self::keep(&hasher)
     }
 

@@ -12,12 +12,12 @@
 //! let (first, second) = (SeqId(1), SeqId(2));
 //! let prompt: Vec<u32> = (0..9).collect();
 //! let mut copies = Vec::new();
-//! kv.add_sequence(first, None);
+//! kv.add_sequence(first, None, 0);
 //! kv.reserve(WriteRange { seq_id: first, start: 0, end: 9 }, &mut copies)?;
 //! kv.commit(first, &prompt, 9); // the step has run: two full blocks can now be found by their hash
 //! kv.remove_sequence(first);
 //!
-//! kv.add_sequence(second, None);
+//! kv.add_sequence(second, None, 0);
 //! let cached = kv.match_prefix(second, &prompt, 8);
 //! assert_eq!(kv.attach_prefix(second, cached.num_blocks), 8);
 //! # Ok::<(), baton_kv::KvError>(())

@@ -101,9 +101,11 @@ impl KvCache {
         self.host.free.len()
     }
 
-    /// A sequence without KV. The salt separates its prefixes from those of other salts.
-    pub fn add_sequence(&mut self, seq_id: SeqId, salt: Option<&str>) {
-        let before = self.tables.insert(seq_id, BlockTable::new(salt));
+    /// A sequence without KV. The salt separates its prefixes from those of other salts, all but the blocks that lie
+    /// whole within its first `num_public_tokens` tokens.
+    pub fn add_sequence(&mut self, seq_id: SeqId, salt: Option<&str>, num_public_tokens: usize) {
+        let table = BlockTable::new(salt, num_public_tokens / self.config.block_size);
+        let before = self.tables.insert(seq_id, table);
         assert!(before.is_none(), "sequence {seq_id} is already known to the KV cache");
     }
 

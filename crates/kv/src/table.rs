@@ -16,6 +16,8 @@ pub(crate) struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,
     pub(crate) tier: Tier,
     pub(crate) root: BlockHash,
+    /// Where a public prefix ends: the first block that belongs to the salt, and the salt's root.
+    salted_from: Option<(usize, BlockHash)>,
     /// Hashes of the full blocks of known tokens. May run ahead of `blocks` (a prompt not yet computed).
     pub(crate) chain: Vec<BlockHash>,
     /// The first so many blocks have been offered to the prefix cache.
@@ -25,11 +27,15 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
-    pub(crate) fn new(salt: Option<&str>) -> Self {
+    /// The first `num_public_blocks` blocks are shared by all salts.
+    pub(crate) fn new(salt: Option<&str>, num_public_blocks: usize) -> Self {
+        let own_root = BlockHash::root(salt);
+        let public = num_public_blocks > 0;
         Self {
             blocks: Vec::new(),
             tier: Tier::Device,
-            root: BlockHash::root(salt),
+            root: if public { BlockHash::root(None) } else { own_root },
+            salted_from: (public && salt.is_some()).then_some((num_public_blocks, own_root)),
             chain: Vec::new(),
             num_registered: 0,
             stale: false,
@@ -39,7 +45,10 @@ impl BlockTable {
     /// Hashes full blocks of `token_ids` until the chain is `num_blocks` long.
     pub(crate) fn extend_chain(&mut self, token_ids: &[TokenId], num_blocks: usize, block_size: usize) {
         for index in self.chain.len()..num_blocks {
-            let parent = self.parent_of(index).unwrap_or(self.root);
+            let mut parent = self.parent_of(index).unwrap_or(self.root);
+            if let Some((_, own_root)) = self.salted_from.filter(|(first, _)| *first == index) {
+                parent = parent.salted(own_root);
+            }
             self.chain.push(parent.child(&token_ids[index * block_size..(index + 1) * block_size]));
         }
     }

@@ -134,7 +134,7 @@ impl Harness {
 
     fn add(&mut self, prefix: usize, len: usize, salt: bool) {
         let id = self.new_id();
-        self.kv.add_sequence(id, salt.then_some("salt"));
+        self.kv.add_sequence(id, salt.then_some("salt"), 0);
         let token_ids = (0..len).map(|i| ((i * (prefix + 1)) % 7) as TokenId).collect();
         self.sequences.insert(id, Model { token_ids, salt, ..Model::default() });
         self.take_cached(id);

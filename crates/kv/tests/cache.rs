@@ -23,17 +23,23 @@ fn tokens(first: TokenId, num_blocks: usize) -> Vec<TokenId> {
 
 /// Computes a sequence and returns how many of its tokens were cached.
 fn compute(kv: &mut KvCache, id: u64, token_ids: &[TokenId]) -> usize {
-    kv.add_sequence(SeqId(id), None);
+    kv.add_sequence(SeqId(id), None, 0);
     let found = kv.match_prefix(SeqId(id), token_ids, token_ids.len() - 1);
     let start = kv.attach_prefix(SeqId(id), found.num_blocks);
-    kv.reserve(WriteRange { seq_id: SeqId(id), start, end: token_ids.len() }, &mut Vec::new()).expect("room");
-    kv.commit(SeqId(id), token_ids, token_ids.len());
+    fill(kv, SeqId(id), token_ids);
     start
+}
+
+/// Computes what a sequence does not have yet.
+fn fill(kv: &mut KvCache, seq_id: SeqId, token_ids: &[TokenId]) {
+    let start = kv.block_table(seq_id).len() * BLOCK;
+    kv.reserve(WriteRange { seq_id, start, end: token_ids.len() }, &mut Vec::new()).expect("room");
+    kv.commit(seq_id, token_ids, token_ids.len());
 }
 
 fn num_cached(kv: &mut KvCache, token_ids: &[TokenId]) -> usize {
     let id = SeqId(999);
-    kv.add_sequence(id, None);
+    kv.add_sequence(id, None, 0);
     let found = kv.match_prefix(id, token_ids, token_ids.len());
     kv.remove_sequence(id);
     found.num_blocks
@@ -82,8 +88,32 @@ fn a_block_without_a_hash_is_reused_before_a_cached_one() {
 fn salts_do_not_share() {
     let mut kv = cache(8, EvictionPolicy::Lru);
     compute(&mut kv, 1, &tokens(0, 2));
-    kv.add_sequence(SeqId(2), Some("other"));
+    kv.add_sequence(SeqId(2), Some("other"), 0);
     assert_eq!(kv.match_prefix(SeqId(2), &tokens(0, 2), 8).num_blocks, 0);
+}
+
+#[test]
+fn salts_share_whole_public_blocks_and_nothing_after_them() {
+    let mut kv = cache(32, EvictionPolicy::Lru);
+    let prompt = tokens(0, 4);
+    let matched = |kv: &mut KvCache, id: u64, salt: Option<&str>, num_public: usize| {
+        kv.add_sequence(SeqId(id), salt, num_public);
+        kv.match_prefix(SeqId(id), &prompt, prompt.len()).num_blocks
+    };
+    // Two whole blocks and a part of the third are public.
+    let num_public = 2 * BLOCK + 1;
+    assert_eq!(matched(&mut kv, 1, Some("red"), num_public), 0);
+    fill(&mut kv, SeqId(1), &prompt);
+    assert_eq!(matched(&mut kv, 2, Some("red"), num_public), 4);
+    assert_eq!(matched(&mut kv, 3, Some("blue"), num_public), 2);
+    assert_eq!(matched(&mut kv, 4, None, num_public), 2);
+    assert_eq!(matched(&mut kv, 5, Some("red"), BLOCK), 1);
+    assert_eq!(matched(&mut kv, 6, Some("red"), 0), 0);
+    // Another tenant's blocks after the public ones are its own.
+    kv.attach_prefix(SeqId(3), 2);
+    fill(&mut kv, SeqId(3), &prompt);
+    assert_eq!(matched(&mut kv, 7, Some("blue"), num_public), 4);
+    assert_eq!(matched(&mut kv, 8, Some("green"), num_public), 2);
 }
 
 #[test]

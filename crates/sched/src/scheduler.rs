@@ -102,7 +102,8 @@ impl Scheduler {
         let mut seqs: Vec<Sequence> = (0..num_seqs).map(|index| self.new_sequence(id, index)).collect();
         seqs[0].token_ids.clone_from(&request.prompt_token_ids);
         seqs[0].has_table = true;
-        self.kv.add_sequence(seqs[0].id, request.cache_salt.as_deref());
+        let num_public_tokens = (request.num_public_tokens as usize).min(request.prompt_token_ids.len());
+        self.kv.add_sequence(seqs[0].id, request.cache_salt.as_deref(), num_public_tokens);
         self.groups.insert(id, Group::new(request, key, seqs, max_len));
         self.waiting.insert(key, id);
         Ok(())

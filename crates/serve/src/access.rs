@@ -7,12 +7,14 @@ use std::task::Poll;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::console;
 use crate::error::ApiError;
 use crate::ids;
+use crate::otlp;
 use crate::state::App;
 
 const REQUEST_ID: &str = "x-request-id";
@@ -27,7 +29,13 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= MAX_REQUEST_ID).cloned();
     let request_id =
         given.unwrap_or_else(|| HeaderValue::from_str(&ids::unique()).expect("digits are a header"));
-    let mut response = next.run(request).await;
+    let mut response = match &app.spans {
+        Some(_) => {
+            let headers = request.headers().clone();
+            otlp::in_context(&headers, next.run(request)).await
+        }
+        None => next.run(request).await,
+    };
     let (status, elapsed) = (response.status(), started.elapsed());
     // Only methods that HTTP names are counted by name: clients choose the word.
     let method_name = match method.as_str() {
@@ -37,7 +45,8 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     app.model.metrics.http_answered(&handler, method_name, status.as_u16(), elapsed);
     let id = request_id.to_str().unwrap_or_default();
     let ms = (elapsed.as_secs_f64() * 1e6).round() / 1e3;
-    if ["/health", "/live", "/ready", "/metrics"].contains(&&*path) && status.is_success() {
+    let routine = ["/health", "/live", "/ready", "/metrics"].contains(&&*path) || console::is_file(&path);
+    if routine && (status.is_success() || status == StatusCode::NOT_MODIFIED) {
         tracing::debug!(%method, path, status = status.as_u16(), ms, id, "request");
     } else {
         tracing::info!(%method, path, status = status.as_u16(), ms, id, "request");

@@ -3,6 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use crate::otlp::Endpoint;
+use crate::public::PublicPrefix;
+use crate::tls::TlsFiles;
+
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Loopback unless told otherwise.
@@ -11,8 +15,16 @@ pub struct ServerConfig {
     pub port: u16,
     /// Without keys everybody may ask.
     pub api_keys: Vec<String>,
+    /// Without them, plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Beginnings of prompts whose cached blocks all keys share.
+    pub public_prefixes: Vec<PublicPrefix>,
+    /// The collector of traces, if requests are to be traced.
+    pub otlp_traces_endpoint: Option<Endpoint>,
     /// Web pages that may call this server from a browser; empty turns CORS off, `*` allows all.
     pub allowed_origins: Vec<String>,
+    /// Whether `/` shows the web console.
+    pub console: bool,
     pub max_body_bytes: usize,
     /// Of all request bodies that are held at one time, before they become tokens.
     pub max_bodies_bytes: usize,
@@ -35,7 +47,11 @@ impl Default for ServerConfig {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 8000,
             api_keys: Vec::new(),
+            tls: None,
+            public_prefixes: Vec::new(),
+            otlp_traces_endpoint: None,
             allowed_origins: Vec::new(),
+            console: true,
             max_body_bytes: 16 << 20,
             max_bodies_bytes: 256 << 20,
             max_connections: 4096,

@@ -18,6 +18,7 @@ use baton_text::{OutputOptions, OutputStream};
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::metrics::RequestEnd;
+use crate::otlp::{self, RequestSpan, TraceParent};
 use crate::params::limit_tokens;
 use crate::state::{App, InFlight};
 use crate::trace::Row;
@@ -63,6 +64,8 @@ pub struct Part {
     params: Arc<SamplingParams>,
     num_cached_tokens: usize,
     choices: Vec<Choice>,
+    /// The caller's span.
+    trace_parent: Option<TraceParent>,
     /// `None` once the request has ended.
     receiver: Option<OutputReceiver>,
 }
@@ -104,6 +107,7 @@ impl Generation {
                 eos_token_ids: if params.ignore_eos { Arc::from([]) } else { Arc::clone(ends) },
                 priority: job.priority,
                 cache_salt: salt.clone(),
+                num_public_tokens: app.public.count(&prompt_token_ids),
             };
             let choices = (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens));
             parts.push(Part {
@@ -112,6 +116,7 @@ impl Generation {
                 prompt_logprobs: Vec::new(),
                 params,
                 num_cached_tokens: 0,
+                trace_parent: otlp::current_parent(),
                 receiver: Some(app.model.engine.submit(request)?),
             });
         }
@@ -249,7 +254,7 @@ impl Part {
         let Some(receiver) = self.receiver.take() else { return };
         let reason = reason.or(self.choices.first().and_then(|choice| choice.finished));
         let lengths = || self.choices.iter().map(|choice| choice.num_tokens);
-        app.model.metrics.request_ended(&RequestEnd {
+        let end = RequestEnd {
             reason: reason.unwrap_or(FinishReason::Abort),
             times: receiver.times(),
             num_prompt_tokens: self.prompt_token_ids.len(),
@@ -258,7 +263,15 @@ impl Part {
             max_generation_tokens: lengths().max().unwrap_or(0),
             n: self.params.n,
             max_tokens: self.params.max_tokens,
-        });
+        };
+        app.model.metrics.request_ended(&end);
+        let parent = self.trace_parent.take();
+        if let Some(spans) = &app.spans
+            && parent.as_ref().is_none_or(|parent| parent.sampled)
+        {
+            let (request_id, params) = (receiver.request_id().to_string(), Arc::clone(&self.params));
+            spans.push(RequestSpan { parent, request_id, params, end, ended: Instant::now() });
+        }
         tracing::debug!(
             request = %receiver.request_id(),
             ?reason,

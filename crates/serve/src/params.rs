@@ -112,6 +112,7 @@ pub fn sampling_params(
         prompt_logprobs: fields.prompt_logprobs,
         n: fields.n.unwrap_or(1),
         best_of: api.best_of,
+        structured_outputs: None,
         beam,
         structured_outputs: None,
     };

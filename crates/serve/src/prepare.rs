@@ -117,7 +117,7 @@ pub fn chat_tokens(
 }
 
 /// Templates of text models want `content` to be one text: joins the parts, and refuses what is no text.
-fn flatten(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiError> {
+pub fn flatten(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiError> {
     let role_path = format!("messages[{index}].role");
     let role = match message.get("role") {
         Some(Value::String(role)) if !role.is_empty() => role.as_str(),

@@ -14,10 +14,15 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio_rustls::{TlsAcceptor, rustls};
 
+use crate::otlp::{self, Exporter};
+use crate::public::{PublicPrefixError, PublicPrefixes};
 use crate::state::App;
+use crate::tls::{self, TlsError};
 use crate::{ServedModel, ServerConfig, routes, watchdog};
 
 const MAX_HEADERS: usize = 100;
@@ -31,6 +36,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum ServeError {
     #[error("cannot listen on {address}: {cause}; choose another --port or --host")]
     Bind { address: SocketAddr, cause: io::Error },
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    PublicPrefix(#[from] PublicPrefixError),
     #[error("the engine did not stop within the shutdown timeout")]
     EngineStuck,
 }
@@ -40,11 +49,15 @@ pub enum ServeError {
 pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    exporter: Option<Exporter>,
     address: SocketAddr,
 }
 
 impl Server {
     pub async fn bind(model: ServedModel, config: ServerConfig) -> Result<Self, ServeError> {
+        let tls = config.tls.as_ref().map(tls::read).transpose()?;
+        let public = PublicPrefixes::new(&model, &config.public_prefixes)?;
         let address = SocketAddr::new(config.host, config.port);
         let bind = async {
             let listener = TcpListener::bind(address).await?;
@@ -52,7 +65,9 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = bind.await.map_err(|cause| ServeError::Bind { address, cause })?;
-        Ok(Self { app: App::new(model, config), listener, address })
+        let traces = config.otlp_traces_endpoint.clone();
+        let (spans, exporter) = traces.map(|endpoint| otlp::channel(endpoint, model.name())).unzip();
+        Ok(Self { app: App::new(model, config, public, spans), listener, tls, exporter, address })
     }
 
     /// Where it listens; the port is a real one even if 0 was asked for.
@@ -67,8 +82,10 @@ impl Server {
 
     /// Serves until `shutdown` is ready, then drains.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let Self { app, listener, .. } = self;
-        let connections = Connections::new(&app);
+        let Self { app, listener, tls, exporter, .. } = self;
+        let (stop_exporter, stopped) = oneshot::channel();
+        let exporter = exporter.map(|exporter| exporter.spawn(stopped));
+        let connections = Connections::new(&app, tls.map(TlsAcceptor::from));
         let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
         tokio::select! {
             () = connections.accept(&listener) => {}
@@ -87,6 +104,10 @@ impl Server {
         drop(listener);
         connections.finish().await;
         watchdog.abort();
+        if let Some(exporter) = exporter {
+            let _ = stop_exporter.send(());
+            let _ = exporter.await;
+        }
         let left = timeout.saturating_sub(begun.elapsed()).max(LAST_BYTES);
         let engine = app.model.engine.clone();
         let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
@@ -98,6 +119,7 @@ impl Server {
 
 struct Connections {
     router: Router,
+    tls: Option<TlsAcceptor>,
     graceful: GracefulShutdown,
     slots: Arc<Semaphore>,
     /// True when what is left must end at once.
@@ -106,9 +128,10 @@ struct Connections {
 }
 
 impl Connections {
-    fn new(app: &Arc<App>) -> Self {
+    fn new(app: &Arc<App>, tls: Option<TlsAcceptor>) -> Self {
         Self {
             router: routes::router(app),
+            tls,
             graceful: GracefulShutdown::new(),
             slots: Arc::new(Semaphore::new(app.config.max_connections)),
             closed: watch::Sender::new(false),
@@ -122,6 +145,8 @@ impl Connections {
             match listener.accept().await {
                 Ok((stream, _)) => match Arc::clone(&self.slots).try_acquire_owned() {
                     Ok(slot) => self.serve(stream, slot),
+                    // Inside TLS nothing can be said before a handshake, which is what there is no room for.
+                    Err(_) if self.tls.is_some() => drop(stream),
                     Err(_) => refuse(stream),
                 },
                 Err(error) => {
@@ -135,24 +160,24 @@ impl Connections {
     fn serve(&self, stream: TcpStream, slot: OwnedSemaphorePermit) {
         // A token is a small packet: it must not wait for the next one.
         let _ = stream.set_nodelay(true);
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.read_timeout)
-            .max_headers(MAX_HEADERS)
-            .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router.clone()));
-        let watcher: Watcher = self.graceful.watcher();
-        let watched = watcher.watch(connection);
+        let service = TowerToHyperService::new(self.router.clone());
+        let watcher = self.graceful.watcher();
+        let (tls, timeout) = (self.tls.clone(), self.read_timeout);
         let mut closed = self.closed.subscribe();
         tokio::spawn(async move {
             let _slot = slot;
-            tokio::select! {
-                ended = watched => {
-                    if let Err(error) = ended {
-                        // Clients come and go; that is no event for an operator.
-                        tracing::trace!(%error, "a connection ended early");
-                    }
+            let talk = async {
+                match tls {
+                    None => converse(stream, service, watcher, timeout).await,
+                    Some(tls) => match tokio::time::timeout(timeout, tls.accept(stream)).await {
+                        Ok(Ok(stream)) => converse(stream, service, watcher, timeout).await,
+                        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                        Err(_) => tracing::debug!("a TLS handshake took too long"),
+                    },
                 }
+            };
+            tokio::select! {
+                () = talk => {}
                 _ = closed.wait_for(|closed| *closed) => {}
             }
         });
@@ -162,6 +187,27 @@ impl Connections {
     async fn finish(self) {
         let _ = tokio::time::timeout(LAST_BYTES, self.graceful.shutdown()).await;
         self.closed.send_replace(true);
+    }
+}
+
+/// HTTP over a stream, until either side has had enough.
+async fn converse<S>(
+    stream: S,
+    service: TowerToHyperService<Router>,
+    watcher: Watcher,
+    read_timeout: Duration,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(read_timeout)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(connection).await {
+        // Clients come and go; that is no event for an operator.
+        tracing::trace!(%error, "a connection ended early");
     }
 }
 

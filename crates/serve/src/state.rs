@@ -8,6 +8,8 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::auth::Keys;
 use crate::error::ApiError;
+use crate::otlp::Spans;
+use crate::public::PublicPrefixes;
 use crate::{ServedModel, ServerConfig};
 
 /// Unit of the budget for request bodies: a semaphore counts in 32 bits.
@@ -18,6 +20,9 @@ pub struct App {
     pub model: ServedModel,
     pub config: ServerConfig,
     pub keys: Keys,
+    pub public: PublicPrefixes,
+    /// Where the spans of ended requests go, if anybody wants them.
+    pub spans: Option<Spans>,
     pub started: Instant,
     /// Request bodies that are held in memory, in units of [`BODY_UNIT_BYTES`].
     pub bodies: Arc<Semaphore>,
@@ -33,10 +38,17 @@ pub struct App {
 pub struct InFlight(Arc<App>);
 
 impl App {
-    pub fn new(model: ServedModel, config: ServerConfig) -> Arc<Self> {
+    pub fn new(
+        model: ServedModel,
+        config: ServerConfig,
+        public: PublicPrefixes,
+        spans: Option<Spans>,
+    ) -> Arc<Self> {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             keys: Keys::new(&config.api_keys),
+            public,
+            spans,
             started: Instant::now(),
             bodies: Arc::new(Semaphore::new(config.max_bodies_bytes / BODY_UNIT_BYTES)),
             text_workers: Arc::new(Semaphore::new(workers)),

@@ -5,8 +5,8 @@ mod common;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use baton_engine::EngineConfig;
-use baton_serve::ServerConfig;
-use common::{MAX_MODEL_LEN, client, client_with, engine_config};
+use baton_serve::{PublicContent, PublicPrefix, Server, ServerConfig};
+use common::{MAX_MODEL_LEN, client, client_with, engine_config, served_model};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -144,6 +144,80 @@ async fn keys_guard_everything_but_the_probes() {
     assert_eq!(cached(second.ok(COMPLETIONS, &body).await), 0);
     let salted = json!({"prompt": "a long enough prompt", "max_tokens": 1, "cache_salt": "mine"});
     assert_eq!(cached(first.ok(COMPLETIONS, &salted).await), 0);
+}
+
+#[tokio::test]
+async fn public_prefixes_are_shared_by_all_keys_and_nothing_after_them() {
+    let public = "You are the assistant of this house. ";
+    let messages = vec![json!({"role": "system", "content": "Be brief and kind."})];
+    let prefix = |name: &str, content| PublicPrefix { name: name.to_owned(), content };
+    let config = ServerConfig {
+        api_keys: vec!["first".to_owned(), "second".to_owned()],
+        public_prefixes: vec![
+            prefix("house.txt", PublicContent::Text(public.to_owned())),
+            prefix("house.json", PublicContent::Messages(messages)),
+        ],
+        ..ServerConfig::default()
+    };
+    let open = client_with(config, &engine_config()).await;
+    let (first, second) = (open.with_key("first"), open.with_key("second"));
+    let cached = |answer: Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    // One character is one token, four are a block: 37 public ones are nine whole blocks.
+    let body = json!({"prompt": format!("{public}My name is Anna, 43"), "max_tokens": 1});
+    assert_eq!(cached(first.ok(COMPLETIONS, &body).await), 0);
+    assert_eq!(cached(second.ok(COMPLETIONS, &body).await), 36);
+    assert_eq!(cached(second.ok(COMPLETIONS, &body).await), 52);
+    // The salt of a request divides a tenant's part, not the public one.
+    let salted = json!({"prompt": body["prompt"], "max_tokens": 1, "cache_salt": "mine"});
+    assert_eq!(cached(first.ok(COMPLETIONS, &salted).await), 36);
+    // A conversation that begins with the public messages: "Be brief and kind.|" are four whole blocks.
+    let chat = |user: &str| {
+        let system = json!({"role": "system", "content": "Be brief and kind."});
+        json!({"messages": [system, {"role": "user", "content": user}], "max_tokens": 1})
+    };
+    assert_eq!(cached(first.ok(CHAT, &chat("my secret question")).await), 0);
+    assert_eq!(cached(second.ok(CHAT, &chat("my secret question")).await), 16);
+}
+
+#[tokio::test]
+async fn a_public_prefix_that_cannot_be_used_is_named() {
+    let message =
+        |content: Value| PublicContent::Messages(vec![json!({"role": "system", "content": content})]);
+    for (content, expected) in [
+        (PublicContent::Text(String::new()), "no tokens"),
+        (PublicContent::Text("x".repeat(MAX_MODEL_LEN)), "limit is 96"),
+        (PublicContent::Messages(vec![json!("Hi")]), "messages[0] is not an object"),
+        (message(json!(null)), "messages[0].content is missing"),
+        (message(json!([{"type": "image_url"}])), "is not a text"),
+    ] {
+        let public_prefixes = vec![PublicPrefix { name: "house.json".to_owned(), content }];
+        let config = ServerConfig { port: 0, public_prefixes, ..ServerConfig::default() };
+        let bound = Server::bind(served_model(&engine_config()), config).await;
+        let error = bound.err().expect("it cannot be used").to_string();
+        assert!(error.starts_with("public prefix house.json: ") && error.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_console_is_open_and_holds_no_data() {
+    let keys = vec!["key".to_owned()];
+    let config = ServerConfig { api_keys: keys, ..ServerConfig::default() };
+    let client = client_with(config.clone(), &engine_config()).await;
+    let page = client.get("/").await;
+    assert_eq!(page.status, StatusCode::OK);
+    assert!(page.headers["content-type"].to_str().unwrap().starts_with("text/html"));
+    let policy = page.headers["content-security-policy"].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert!(!page.text.contains("tiny"), "the name of the model is data");
+    let again = Request::get("/").header("if-none-match", &page.headers["etag"]);
+    assert_eq!(client.finish(again, Body::empty()).await.status, StatusCode::NOT_MODIFIED);
+    assert_eq!(client.get("/console/main.js").await.status, StatusCode::OK);
+    for path in ["/console/", "/console/../metrics", "/console/none.js", "//"] {
+        assert_eq!(client.get(path).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    let without = client_with(ServerConfig { console: false, ..config }, &engine_config()).await;
+    assert_eq!(without.get("/").await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(without.with_key("key").get("/").await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

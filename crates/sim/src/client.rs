@@ -61,9 +61,9 @@ impl Client {
     }
 
     /// Compares with the request run alone. Continuations that were cut short must be beginnings of it.
-    pub(crate) fn check(&self, model: FakeModel, max_model_len: usize) {
+    pub(crate) fn check(&self, model: FakeModel, max_model_len: usize, block_size: usize) {
         let id = self.request.id;
-        let expected: Expected = expected(&self.request, model, max_model_len);
+        let expected: Expected = expected(&self.request, model, max_model_len, block_size);
         assert!(self.is_finished, "request {id} never ended");
         assert_eq!(
             self.continuations.len(),

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use baton_core::{BlockId, SeqId, TokenId};
+use baton_core::{BlockId, Request, SeqId, TokenId};
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSeq, SampledToken, Scheduler, SeqResult, SequenceView, StepResult,
 };
 
-use crate::{FakeModel, PrefixHash};
+use crate::{FakeModel, Naming, PrefixHash};
 
 #[derive(Debug)]
 pub struct FakeDevice {
@@ -39,26 +39,26 @@ impl FakeDevice {
         }
     }
 
-    /// Executes a Plan right after it was scheduled. `salt_of` gives the salt of a request.
+    /// Executes a Plan right after it was scheduled. `request_of` gives the request of a sequence.
     pub fn execute<'a>(
         &mut self,
         plan: &Plan,
         scheduler: &Scheduler,
-        salt_of: impl Fn(&PlannedSeq) -> Option<&'a str>,
+        request_of: impl Fn(&PlannedSeq) -> &'a Request,
     ) -> StepResult {
         self.move_blocks(plan);
         check_writers(plan, self.block_size);
-        let roots: Vec<PrefixHash> =
-            plan.seqs.iter().map(|planned| PrefixHash::root(salt_of(planned))).collect();
+        let namings: Vec<Naming> =
+            plan.seqs.iter().map(|planned| Naming::of(request_of(planned), self.block_size)).collect();
         let prefixes: Vec<PrefixHash> = plan
             .seqs
             .iter()
-            .zip(&roots)
-            .map(|(planned, root)| self.check_prefix(planned, *root, scheduler))
+            .zip(&namings)
+            .map(|(planned, naming)| self.check_prefix(planned, naming, scheduler))
             .collect();
-        let results = plan.seqs.iter().zip(prefixes).map(|(planned, prefix)| {
+        let results = plan.seqs.iter().zip(&namings).zip(prefixes).map(|((planned, naming), prefix)| {
             let view = scheduler.sequence(planned.seq_id).expect("a planned sequence is known");
-            self.compute(planned, prefix, &view)
+            self.compute(planned, naming, prefix, &view)
         });
         StepResult { seqs: results.collect() }
     }
@@ -86,7 +86,7 @@ impl FakeDevice {
     }
 
     /// All positions before `start` hold the sequence's own prefix. Returns that prefix.
-    fn check_prefix(&self, planned: &PlannedSeq, root: PrefixHash, scheduler: &Scheduler) -> PrefixHash {
+    fn check_prefix(&self, planned: &PlannedSeq, naming: &Naming, scheduler: &Scheduler) -> PrefixHash {
         let view = scheduler.sequence(planned.seq_id).expect("a planned sequence is known");
         let start = planned.start as usize;
         let covered = planned.block_table.len() * self.block_size;
@@ -96,9 +96,9 @@ impl FakeDevice {
             planned.seq_id
         );
         assert!(view.token_ids.len() >= start, "{}: tokens before the run are not known", planned.seq_id);
-        let mut prefix = root;
+        let mut prefix = naming.root;
         for (position, &token_id) in view.token_ids[..start].iter().enumerate() {
-            prefix = prefix.child(token_id);
+            prefix = naming.child(prefix, position, token_id);
             let slot = self.slot(planned, position);
             assert_eq!(
                 self.device[slot],
@@ -116,13 +116,20 @@ impl FakeDevice {
         prefix
     }
 
-    fn compute(&mut self, planned: &PlannedSeq, start: PrefixHash, view: &SequenceView<'_>) -> SeqResult {
+    fn compute(
+        &mut self,
+        planned: &PlannedSeq,
+        naming: &Naming,
+        start: PrefixHash,
+        view: &SequenceView<'_>,
+    ) -> SeqResult {
         let mut result = SeqResult::default();
         let mut prefix = start;
         for (offset, &token_id) in planned.token_ids.iter().enumerate() {
             let token_id = if token_id == PENDING_TOKEN { self.feedback[&planned.seq_id] } else { token_id };
-            prefix = prefix.child(token_id);
-            let slot = self.slot(planned, planned.start as usize + offset);
+            let position = planned.start as usize + offset;
+            prefix = naming.child(prefix, position, token_id);
+            let slot = self.slot(planned, position);
             self.device[slot] = Some(prefix);
             if planned.scored.contains(&(offset as u32)) {
                 let next = view.token_ids[planned.start as usize + offset + 1];

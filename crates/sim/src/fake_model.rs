@@ -1,6 +1,6 @@
 //! A model without weights: the logits after a prefix are a function of a hash over that prefix.
 
-use baton_core::{PositionLogprobs, TokenId, TokenLogprob};
+use baton_core::{PositionLogprobs, Request, TokenId, TokenLogprob};
 
 use crate::rng::mix;
 
@@ -25,6 +25,42 @@ impl PrefixHash {
     #[must_use]
     pub fn extend(self, token_ids: &[TokenId]) -> Self {
         token_ids.iter().fold(self, |hash, &token_id| hash.child(token_id))
+    }
+}
+
+/// How the prefixes of a request are named: without its salt within its public blocks, with it after them.
+#[derive(Clone, Copy, Debug)]
+pub struct Naming {
+    pub root: PrefixHash,
+    /// The first position that belongs to the salt, and the salt's own root.
+    salted_from: Option<(usize, PrefixHash)>,
+}
+
+impl Naming {
+    pub fn of(request: &Request, block_size: usize) -> Self {
+        let own = PrefixHash::root(request.cache_salt.as_deref());
+        match request.num_public_tokens as usize / block_size {
+            0 => Self { root: own, salted_from: None },
+            num_blocks => Self {
+                root: PrefixHash::root(None),
+                salted_from: request.cache_salt.is_some().then_some((num_blocks * block_size, own)),
+            },
+        }
+    }
+
+    /// The prefix with the token of `position`.
+    pub fn child(&self, prefix: PrefixHash, position: usize, token_id: TokenId) -> PrefixHash {
+        let start = match self.salted_from {
+            Some((first, own)) if first == position => PrefixHash(mix(prefix.0 ^ own.0)),
+            _ => prefix,
+        };
+        start.child(token_id)
+    }
+
+    /// All these tokens from the first position on.
+    pub fn whole(&self, token_ids: &[TokenId]) -> PrefixHash {
+        let tokens = token_ids.iter().enumerate();
+        tokens.fold(self.root, |prefix, (position, &token_id)| self.child(prefix, position, token_id))
     }
 }
 

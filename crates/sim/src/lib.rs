@@ -16,7 +16,7 @@ mod rng;
 mod run;
 
 pub use device::FakeDevice;
-pub use fake_model::{FakeModel, PrefixHash};
+pub use fake_model::{FakeModel, Naming, PrefixHash};
 pub use load::{Scenario, random_request, random_scenario};
 pub use oracle::{Expected, ExpectedSequence, expected};
 pub use rng::Rng;

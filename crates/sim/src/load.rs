@@ -84,6 +84,9 @@ pub fn random_request(rng: &mut Rng, scenario: &Scenario, id: RequestId) -> Requ
     request.eos_token_ids = if rng.per_mille(500) { Arc::from([0, 1]) } else { Arc::from([]) };
     request.priority = rng.between(0, 3) as i32 - 1;
     request.cache_salt = rng.per_mille(200).then(|| Arc::from(*rng.pick(&["", "red", "blue"])));
+    // What is public lies within the beginnings that requests share, and ends before the prompt does.
+    let most = shared_len.min(request.prompt_token_ids.len() - 1);
+    request.num_public_tokens = if rng.per_mille(400) { rng.between(0, most) as u32 } else { 0 };
     request
 }
 

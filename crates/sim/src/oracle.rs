@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use baton_core::{FinishReason, Request, TokenId};
 
-use crate::{FakeModel, PrefixHash};
+use crate::{FakeModel, Naming, PrefixHash};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpectedSequence {
@@ -28,21 +28,22 @@ struct Oracle<'a> {
     prompt: PrefixHash,
 }
 
-pub fn expected(request: &Request, model: FakeModel, max_model_len: usize) -> Expected {
+pub fn expected(request: &Request, model: FakeModel, max_model_len: usize, block_size: usize) -> Expected {
     let num_prompt = request.prompt_token_ids.len();
     let max_tokens = request.params.max_tokens.map_or(usize::MAX, |max| max as usize);
-    let root = PrefixHash::root(request.cache_salt.as_deref());
+    let naming = Naming::of(request, block_size);
     let oracle = Oracle {
         request,
         model,
         max_output: max_tokens.min(max_model_len - num_prompt),
-        prompt: root.extend(&request.prompt_token_ids),
+        // The public part ends within the prompt, so what is generated needs no such care.
+        prompt: naming.whole(&request.prompt_token_ids),
     };
     let mut sequences = if request.params.beam.is_some() { oracle.beams() } else { oracle.continuations() };
     sequences.truncate(request.params.n as usize);
     let prompt_logprobs = if request.params.prompt_logprobs.is_some() {
         let scored = (1..num_prompt).map(|position| {
-            let before = root.extend(&request.prompt_token_ids[..position]);
+            let before = naming.whole(&request.prompt_token_ids[..position]);
             model.logprob(before, request.prompt_token_ids[position])
         });
         scored.collect()

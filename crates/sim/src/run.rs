@@ -147,10 +147,8 @@ impl Run {
 
     fn launch(&mut self, plan: Plan) {
         let clients = &self.clients;
-        let salt_of = |planned: &baton_sched::PlannedSeq| {
-            clients.get(&planned.request_id).and_then(|client| client.request.cache_salt.as_deref())
-        };
-        let result = self.device.execute(&plan, &self.scheduler, salt_of);
+        let request_of = |planned: &baton_sched::PlannedSeq| &clients[&planned.request_id].request;
+        let result = self.device.execute(&plan, &self.scheduler, request_of);
         self.report.num_copies += plan.copies.len();
         self.report.num_swapped_blocks += plan.swap_out.len() + plan.swap_in.len();
         let is_ahead =
@@ -186,7 +184,11 @@ impl Run {
             client.take(output);
             if output.finished {
                 let client = self.clients.remove(&output.request_id).expect("it was just here");
-                client.check(self.scenario.model, self.scenario.sched.max_model_len);
+                client.check(
+                    self.scenario.model,
+                    self.scenario.sched.max_model_len,
+                    self.scenario.kv.block_size,
+                );
             }
         }
     }

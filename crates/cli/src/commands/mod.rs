@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 pub mod complete;
+pub mod docs;
 pub mod inspect;
 pub mod plan;
 pub mod pull;

