@@ -15,8 +15,9 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("model", &["core", "backend"]),
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
-    ("serve", &["core", "engine", "text"]),
-    ("cli", &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
+    ("grammar", &["core", "text"]),
+    ("serve", &["core", "engine", "text", "grammar"]),
+    ("cli", &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "grammar", "serve"]),
     ("sim", &["core", "kv", "sched"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.

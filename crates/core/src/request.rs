@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{RequestId, SamplingParams, TokenId};
+use crate::{Constraint, RequestId, SamplingParams, TokenId};
 
 /// What the text layer hands to the engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// `params.structured_outputs`, compiled. The one is there if and only if the other is.
+    #[serde(skip)]
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl Request {
@@ -29,6 +32,7 @@ impl Request {
             eos_token_ids: Arc::from([]),
             priority: 0,
             cache_salt: None,
+            constraint: None,
         }
     }
 }
