@@ -17,7 +17,10 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("text", &["core"]),
     ("grammar", &["core", "text"]),
     ("serve", &["core", "engine", "text", "grammar"]),
-    ("cli", &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "grammar", "serve"]),
+    (
+        "cli",
+        &["core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "grammar", "serve"],
+    ),
     ("sim", &["core", "kv", "sched"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.

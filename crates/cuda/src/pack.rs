@@ -112,8 +112,10 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
     }
     let masks = writer.extend(input.masks.iter().copied())?;
     let counts = [input.num_tokens() as u32, input.logit_rows.len() as u32, input.samples.len() as u32];
-    let offsets =
-        [token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies, masks];
+    let offsets = [
+        token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies,
+        masks,
+    ];
     writer.words[..3].copy_from_slice(&counts);
     writer.words[3..15].copy_from_slice(&offsets);
     Some(Packed {

@@ -101,7 +101,11 @@ impl Masks {
     }
 
     /// Forgets requests and sequences that have ended.
-    pub(crate) fn retain(&mut self, has_request: impl Fn(RequestId) -> bool, is_live: impl Fn(SeqId) -> bool) {
+    pub(crate) fn retain(
+        &mut self,
+        has_request: impl Fn(RequestId) -> bool,
+        is_live: impl Fn(SeqId) -> bool,
+    ) {
         self.constraints.retain(|&id, _| has_request(id));
         self.seqs.retain(|&id, _| is_live(id));
     }

@@ -107,6 +107,8 @@ impl GrammarCompiler {
 
     fn remember(&self, wish: &StructuredOutput, compiled: &Arc<CompiledGrammar>) {
         let mut cache = lock(&self.cache);
+        // Two may have compiled the same at the same time.
+        cache.retain(|(known, _)| known != wish);
         if cache.len() == CACHE_LEN {
             cache.pop_front();
         }
@@ -154,18 +156,24 @@ fn compile(vocabulary: &Arc<Vocabulary>, wish: &StructuredOutput) -> Result<Comp
             TopLevelGrammar::from_regex(&format!("(?:{})", alternatives.join("|")))
         }
         StructuredOutput::Grammar(text) if text.contains("::=") => {
-            return Err(invalid("it must be in Lark syntax (`start: …`), not in BNF (`root ::= …`)".to_owned()));
+            return Err(invalid(
+                "it must be in Lark syntax (`start: …`), not in BNF (`root ::= …`)".to_owned(),
+            ));
         }
         StructuredOutput::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
     };
-    let parser =
-        panic_utils::catch_unwind(AssertUnwindSafe(|| vocabulary.factory.create_parser(grammar)));
+    let parser = panic_utils::catch_unwind(AssertUnwindSafe(|| vocabulary.factory.create_parser(grammar)));
     let parser = parser.map_err(|error| invalid(reason(&error.to_string())))?;
     let matcher = Matcher::new(Ok(parser));
     let mut first = TokenMatcher::new(Arc::clone(vocabulary), matcher.clone(), is_json);
     let mut first_mask = Vec::new();
     first.mask(&mut first_mask).map_err(|message| invalid(reason(&message)))?;
-    Ok(CompiledGrammar { vocabulary: Arc::clone(vocabulary), matcher: Mutex::new(matcher), is_json, first_mask })
+    Ok(CompiledGrammar {
+        vocabulary: Arc::clone(vocabulary),
+        matcher: Mutex::new(matcher),
+        is_json,
+        first_mask,
+    })
 }
 
 fn json_grammar(text: &str) -> Result<TopLevelGrammar, String> {
@@ -176,10 +184,17 @@ fn json_grammar(text: &str) -> Result<TopLevelGrammar, String> {
 fn reason(message: &str) -> String {
     let line = first_line(message);
     if line.starts_with("oneOf constraints are not supported") {
-        return "its oneOf has options that are not told apart by type or by a constant property: use anyOf".to_owned();
+        return "its oneOf has options that are not told apart by type or by a constant property: use anyOf"
+            .to_owned();
     }
     if let Some(keys) = line.strip_prefix("Unimplemented keys: ") {
-        return format!("these keywords are not supported: {}", keys.trim_matches(['[', ']']).replace('"', ""));
+        return format!(
+            "these keywords are not supported: {}",
+            keys.trim_matches(['[', ']']).replace('"', "")
+        );
+    }
+    if line.contains("NoExtension") {
+        return "there is nothing that it lets be written".to_owned();
     }
     line
 }
@@ -196,7 +211,9 @@ fn name(wish: &StructuredOutput) -> &'static str {
 fn check_size(wish: &StructuredOutput) -> Result<(), GrammarError> {
     let bytes = match wish {
         StructuredOutput::JsonObject => 0,
-        StructuredOutput::Json(text) | StructuredOutput::Regex(text) | StructuredOutput::Grammar(text) => text.len(),
+        StructuredOutput::Json(text) | StructuredOutput::Regex(text) | StructuredOutput::Grammar(text) => {
+            text.len()
+        }
         StructuredOutput::Choice(choices) => {
             if choices.is_empty() || choices.len() > MAX_CHOICES {
                 return Err(GrammarError::NumChoices { count: choices.len(), limit: MAX_CHOICES });

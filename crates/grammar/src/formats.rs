@@ -34,8 +34,10 @@ fn table() -> Vec<(&'static str, String)> {
     let hostname = format!("{LABEL}(?:\\.{LABEL}){{0,3}}");
     let email = format!("{MAILBOX}@{LABEL}(?:\\.{LABEL}){{1,3}}");
     let tail = format!("(?:\\?(?:{SEGMENT}|[/?])*)?(?:#(?:{SEGMENT}|[/?])*)?");
-    let uri = format!("[a-zA-Z][a-zA-Z0-9+.-]{{0,15}}:(?://{hostname}(?::[1-9][0-9]{{0,3}})?(?:/{SEGMENT}*)*\
-        |/?{SEGMENT}+(?:/{SEGMENT}*)*){tail}");
+    let uri = format!(
+        "[a-zA-Z][a-zA-Z0-9+.-]{{0,15}}:(?://{hostname}(?::[1-9][0-9]{{0,3}})?(?:/{SEGMENT}*)*\
+        |/?{SEGMENT}+(?:/{SEGMENT}*)*){tail}"
+    );
     let reference = format!("(?:{uri}|/?{FIRST_SEGMENT}+(?:/{SEGMENT}*)*{tail})");
     let time = DURATION_TIME.replace("N{", "[0-9]{1,6}{");
     let duration = DURATION.replace("N{TIME}", &time).replace("N{", "[0-9]{1,6}{");

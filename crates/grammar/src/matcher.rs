@@ -32,8 +32,8 @@ impl TokenMatcher {
     pub(crate) fn mask(&mut self, mask: &mut Vec<u32>) -> Result<(), String> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| first_line(&error.to_string()))?;
         self.vocabulary.copy_mask(&allowed, mask);
-        if self.numbers.is_some_and(NumberGuard::is_long) {
-            let digits = &self.vocabulary.digit_first;
+        let digits_left = self.numbers.map(NumberGuard::digits_left);
+        if let Some(digits) = digits_left.and_then(|left| self.vocabulary.digit_runs.get(left)) {
             if mask.iter().zip(digits).any(|(word, digits)| word & !digits != 0) {
                 mask.iter_mut().zip(digits).for_each(|(word, digits)| *word &= !digits);
             }
@@ -88,8 +88,9 @@ impl NumberGuard {
         self.num_digits = 0;
     }
 
-    fn is_long(self) -> bool {
-        self.num_digits >= if self.in_exponent { MAX_EXPONENT_DIGITS } else { MAX_DIGITS }
+    fn digits_left(self) -> usize {
+        let limit = if self.in_exponent { MAX_EXPONENT_DIGITS } else { MAX_DIGITS };
+        limit.saturating_sub(self.num_digits)
     }
 }
 
@@ -100,7 +101,7 @@ mod tests {
     fn is_long_after(text: &str) -> bool {
         let mut guard = NumberGuard::default();
         text.bytes().for_each(|byte| guard.push(byte));
-        guard.is_long()
+        guard.digits_left() == 0
     }
 
     #[test]

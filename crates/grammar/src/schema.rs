@@ -7,6 +7,8 @@
 //!
 //! Nothing here decides whether an instance is valid; `$ref` and all other keywords are the engine's.
 
+use llguidance::regex_to_lark;
+use regex_syntax::hir::{Hir, HirKind};
 use serde_json::{Map, Number, Value, json};
 
 use crate::formats;
@@ -61,6 +63,11 @@ fn visit_schema(schema: &mut Map<String, Value>) -> Result<(), String> {
             // Any other object may be a schema, or hold schemas that a `$ref` points to.
             _ => visit_any(value)?,
         }
+    }
+    let names = schema.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    for pattern in schema.get("pattern").and_then(Value::as_str).into_iter().chain(names.map(String::as_str))
+    {
+        check_pattern(pattern)?;
     }
     rewrite_format(schema);
     check_min_properties(schema)?;
@@ -123,6 +130,16 @@ fn limit_numbers(schema: &mut Map<String, Value>) -> Result<(), String> {
     {
         return Err(format!("multipleOf of {step} is not supported: it must be in 1e-9 to 2^53"));
     }
+    if schema.contains_key("multipleOf") {
+        // Readers compute with doubles: of a larger number they would not see that it is a multiple.
+        for (keyword, limit) in [("minimum", -EXACT), ("maximum", EXACT)] {
+            let bound = schema.get(keyword).and_then(Value::as_f64).unwrap_or(limit);
+            let bound = bound.clamp(-EXACT, EXACT);
+            if bound.abs() == EXACT {
+                schema.insert(keyword.to_owned(), bound.into());
+            }
+        }
+    }
     Ok(())
 }
 
@@ -137,6 +154,31 @@ fn safe_bound(number: &Number, is_lower: bool) -> f64 {
     }
 }
 
+/// Without `\u` some control characters cannot be written, and the engine would leave them out of a fixed text.
+fn check_pattern(pattern: &str) -> Result<(), String> {
+    // An expression that does not parse is the engine's to complain about.
+    let Ok(expression) = regex_syntax::parse(&regex_to_lark(pattern, "dw")) else { return Ok(()) };
+    if has_unwritable_literal(&expression) {
+        return Err(format!("the pattern {pattern:?} asks for control characters, which are never written"));
+    }
+    Ok(())
+}
+
+fn has_unwritable_literal(expression: &Hir) -> bool {
+    match expression.kind() {
+        HirKind::Literal(literal) => literal.0.iter().any(|&byte| is_unwritable(char::from(byte))),
+        HirKind::Repetition(repetition) => has_unwritable_literal(&repetition.sub),
+        HirKind::Capture(capture) => has_unwritable_literal(&capture.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().any(has_unwritable_literal),
+        HirKind::Empty | HirKind::Class(_) | HirKind::Look(_) => false,
+    }
+}
+
+/// Control characters that JSON writes as `\u` only.
+fn is_unwritable(character: char) -> bool {
+    character.is_ascii_control() && !['\n', '\r', '\t', '\u{8}', '\u{c}'].contains(&character)
+}
+
 /// Constants are compared as doubles.
 fn check_constant(value: &Value) -> Result<(), String> {
     match value {
@@ -147,6 +189,9 @@ fn check_constant(value: &Value) -> Result<(), String> {
                 return Ok(());
             }
             Err(format!("the constant {number} has more digits than can be compared exactly"))
+        }
+        Value::String(text) if text.contains(is_unwritable) => {
+            Err(format!("the constant {text:?} has control characters, which are never written"))
         }
         Value::Array(values) => values.iter().try_for_each(check_constant),
         Value::Object(map) => map.values().try_for_each(check_constant),
@@ -176,7 +221,11 @@ mod tests {
             "both": {"pattern": "a", "format": "date"},
         }}));
         let properties = &schema["properties"];
-        assert!(properties["format"]["pattern"].as_str().is_some_and(|pattern| pattern.starts_with("^(?:[0-9a-fA-F]")));
+        assert!(
+            properties["format"]["pattern"]
+                .as_str()
+                .is_some_and(|pattern| pattern.starts_with("^(?:[0-9a-fA-F]"))
+        );
         assert_eq!(properties["plain"], json!({"type": "integer"}));
         assert_eq!(properties["both"]["pattern"], "a");
         assert!(properties["both"]["allOf"][0]["pattern"].is_string());
@@ -208,6 +257,12 @@ mod tests {
         assert!(refused(&json!({"minProperties": 2})).contains("minProperties of 2"));
         assert!(refused(&json!({"items": {"minimum": 1e17}})).contains("minimum of 1e+17"));
         assert!(refused(&json!({"multipleOf": 0})).contains("multipleOf"));
+        assert!(refused(&json!({"const": "a\u{0}b"})).contains("control characters"));
+        assert!(
+            refused(&json!({"properties": {"a": {"pattern": "x\\x00y"}}})).contains("control characters")
+        );
+        assert!(refused(&json!({"patternProperties": {"(a\u{1})+": {}}})).contains("control characters"));
+        assert!(prepare(&json!({"pattern": "^[^\\x00-\\x1f]+\\n$"}).to_string()).is_ok());
         assert!(refused(&json!({"enum": [1, [9_007_199_254_740_993_u64]]})).contains("9007199254740993"));
     }
 

@@ -27,8 +27,8 @@ pub(crate) struct Vocabulary {
     /// Words of a mask.
     pub(crate) mask_words: usize,
     vocab_size: usize,
-    /// Tokens whose first byte is a digit.
-    pub(crate) digit_first: Vec<u32>,
+    /// At `n` the tokens that begin with more than `n` digits, as long as there are any.
+    pub(crate) digit_runs: Vec<Vec<u32>>,
     env: TokEnv,
 }
 
@@ -47,15 +47,10 @@ impl Vocabulary {
         let Some(&first_end) = ends.first() else {
             return Err(model("it has no end token"));
         };
-        let words: Vec<Vec<u8>> = (0..vocab_size as TokenId).map(|id| trie_word(tokenizer, id)).collect();
+        let words = (0..vocab_size as TokenId).map(|id| trie_word(tokenizer, id, ends.contains(&id)));
+        let words: Vec<Vec<u8>> = words.collect();
         if words.iter().map(Vec::len).sum::<usize>() > MAX_VOCABULARY_BYTES {
             return Err(model("its vocabulary is too large"));
-        }
-        let mut digit_first = vec![0; mask_words(vocab_size)];
-        for (id, word) in words.iter().enumerate() {
-            if word.first().is_some_and(u8::is_ascii_digit) {
-                digit_first[id / 32] |= 1 << (id % 32);
-            }
         }
         // The trie checks itself with assertions, and the vocabulary comes from a file.
         let built = panic_utils::catch_unwind(AssertUnwindSafe(|| {
@@ -69,7 +64,13 @@ impl Vocabulary {
             Ok((factory, env))
         }));
         let (factory, env) = built.map_err(|error| model(&first_line(&error.to_string())))?;
-        Ok(Self { factory, mask_words: mask_words(vocab_size), vocab_size, digit_first, env })
+        Ok(Self {
+            factory,
+            mask_words: mask_words(vocab_size),
+            vocab_size,
+            digit_runs: digit_runs(&words),
+            env,
+        })
     }
 
     /// The bytes that a token adds to a text.
@@ -92,7 +93,7 @@ impl Vocabulary {
     }
 }
 
-fn trie_word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
+fn trie_word(tokenizer: &Tokenizer, id: TokenId, is_end: bool) -> Vec<u8> {
     if id as usize >= tokenizer.vocab_size() {
         return Vec::new();
     }
@@ -100,19 +101,40 @@ fn trie_word(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     if bytes.len() > MAX_TOKEN_BYTES {
         return Vec::new();
     }
-    if tokenizer.is_special(id) {
+    if is_end || tokenizer.is_special(id) {
         return [&[TokTrie::SPECIAL_TOKEN_MARKER], &*bytes].concat();
     }
     bytes.into_owned()
 }
 
-/// Errors of the grammar engine may carry a backtrace after the first line.
+fn digit_runs(words: &[Vec<u8>]) -> Vec<Vec<u32>> {
+    let mut runs: Vec<Vec<u32>> = Vec::new();
+    for (id, word) in words.iter().enumerate() {
+        let num_digits = word.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        while runs.len() < num_digits {
+            runs.push(vec![0; mask_words(words.len())]);
+        }
+        runs[..num_digits].iter_mut().for_each(|mask| mask[id / 32] |= 1 << (id % 32));
+    }
+    runs
+}
+
+/// The part of the grammar engine's error that is for people: the first line, with the last of a syntax error, which
+/// names it. A backtrace may follow.
 pub(crate) fn first_line(message: &str) -> String {
     const MAX_CHARS: usize = 400;
-    let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no reason was given");
-    let line = line.strip_prefix("panic: ").unwrap_or(line);
+    let message = message.split("<backtrace>").next().unwrap_or_default();
+    let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or("no reason was given");
+    let first = first.strip_prefix("panic: ").unwrap_or(first);
+    let line = match lines.last() {
+        Some(last) if first.ends_with(':') => {
+            format!("{first} {}", last.strip_prefix("error: ").unwrap_or(last))
+        }
+        _ => first.to_owned(),
+    };
     if line.chars().count() <= MAX_CHARS {
-        return line.to_owned();
+        return line;
     }
     line.chars().take(MAX_CHARS).chain(['…']).collect()
 }

@@ -26,6 +26,7 @@ mod routes;
 mod server;
 mod sse;
 mod state;
+mod structured;
 mod trace;
 pub mod types;
 mod watchdog;

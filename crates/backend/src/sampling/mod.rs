@@ -91,12 +91,7 @@ pub fn push_sampled(output: &mut StepOutput, sampled: &Sampled, tops: &[TokenLog
     output.samples.push(Sampled { chosen: sampled.chosen, top: start..output.top.len() as u32 });
 }
 
-fn choose(
-    logits: &[f32],
-    row: &SampleRow,
-    lists: &RowLists<'_>,
-    scratch: &mut SampleScratch,
-) -> TokenId {
+fn choose(logits: &[f32], row: &SampleRow, lists: &RowLists<'_>, scratch: &mut SampleScratch) -> TokenId {
     let SampleScratch { adjusted, candidates } = scratch;
     let logits = if adjust::changes_nothing(row, lists) {
         logits

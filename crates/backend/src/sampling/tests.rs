@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::TokenCount;
 use crate::testing::Random;
 
 fn plain_row() -> SampleRow {
@@ -235,7 +236,8 @@ fn the_same_seed_and_counter_draw_the_same_token_in_any_scratch() {
     let mut drawn = Vec::new();
     for counter in 0..64 {
         let row = SampleRow { counter, top_p: 0.95, ..plain_row() };
-        let again = sample_row(&logits, &row, RowLists::default(), &mut scratch, &mut Vec::new()).chosen.token_id;
+        let again =
+            sample_row(&logits, &row, RowLists::default(), &mut scratch, &mut Vec::new()).chosen.token_id;
         assert_eq!(again, token(&logits, &row));
         drawn.push(again);
     }

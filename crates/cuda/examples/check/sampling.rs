@@ -133,7 +133,9 @@ fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
         if pick(random, 3) {
             let odds = 1 + random.below(40);
             let words = vocab.div_ceil(32);
-            let bits = |random: &mut Random| (0..32).fold(0, |word, bit| word | u32::from(random.below(odds) == 0) << bit);
+            let bits = |random: &mut Random| {
+                (0..32).fold(0, |word, bit| word | u32::from(random.below(odds) == 0) << bit)
+            };
             input.masks.extend((0..words).map(|_| bits(random)));
             // At least one token is allowed.
             input.masks[mask_start as usize] |= 2;
