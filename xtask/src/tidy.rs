@@ -15,9 +15,16 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("model", &["core", "backend"]),
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
-    ("serve", &["core", "engine", "text"]),
+    ("grammar", &["core", "text"]),
+    ("serve", &["core", "engine", "text", "grammar"]),
     ("bench", &["core", "engine"]),
-    ("cli", &["bench", "core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
+    (
+        "cli",
+        &[
+            "bench", "core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "grammar",
+            "serve",
+        ],
+    ),
     ("sim", &["core", "kv", "sched"]),
 ];
 /// Crates that may contain `unsafe`; in `model` only the memory-mapped loader.

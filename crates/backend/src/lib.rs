@@ -34,7 +34,7 @@ pub use ops::{
 };
 pub use reference::ReferenceBackend;
 pub use step::{
-    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, SampleRow, Sampled, StepInput,
-    StepOutput, TokenCount,
+    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, RowLists, SampleRow, Sampled,
+    StepInput, StepOutput, TokenCount,
 };
 pub use tensor::{SharedBytes, Tensor, TensorError};

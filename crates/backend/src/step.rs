@@ -33,11 +33,22 @@ pub struct StepInput {
     pub history: Vec<TokenCount>,
     /// Additions to logits; `SampleRow::bias` points into it. Minus infinity bans a token.
     pub biases: Vec<(TokenId, f32)>,
+    /// Bit sets of allowed tokens, 32 to a word; `SampleRow::mask` points into it.
+    pub masks: Vec<u32>,
 }
 
 impl StepInput {
     pub fn num_tokens(&self) -> usize {
         self.token_ids.len()
+    }
+
+    /// What a row of `samples` points at.
+    pub fn lists_of(&self, row: &SampleRow) -> RowLists<'_> {
+        RowLists {
+            history: &self.history[row.history.start as usize..row.history.end as usize],
+            biases: &self.biases[row.bias.start as usize..row.bias.end as usize],
+            mask: &self.masks[row.mask.start as usize..row.mask.end as usize],
+        }
     }
 
     /// Empties every array but keeps its memory.
@@ -55,6 +66,7 @@ impl StepInput {
         self.samples.clear();
         self.history.clear();
         self.biases.clear();
+        self.masks.clear();
     }
 }
 
@@ -121,6 +133,15 @@ pub struct TokenCount {
     pub num_output: u32,
 }
 
+/// The parts of a step's arrays that belong to one row.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowLists<'a> {
+    pub history: &'a [TokenCount],
+    pub biases: &'a [(TokenId, f32)],
+    /// Empty allows every token.
+    pub mask: &'a [u32],
+}
+
 /// One token to draw, or one given token to score, from a row of logits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleRow {
@@ -138,6 +159,9 @@ pub struct SampleRow {
     pub frequency_penalty: f32,
     pub history: Range<u32>,
     pub bias: Range<u32>,
+    /// Which tokens may be drawn, whatever biases and penalties say. Empty: all. Else one bit a token of the vocabulary,
+    /// at least one of them set.
+    pub mask: Range<u32>,
     /// The random number is a pure function of `(seed, counter)`, so a sequence draws the same tokens in any batch.
     pub seed: u64,
     pub counter: u64,
@@ -161,6 +185,7 @@ impl SampleRow {
             frequency_penalty: 0.0,
             history: 0..0,
             bias: 0..0,
+            mask: 0..0,
             seed: 0,
             counter: 0,
             num_logprobs: None,

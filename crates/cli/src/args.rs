@@ -10,6 +10,7 @@ use crate::engine_args::EngineArgs;
 use crate::sampling_args::SamplingArgs;
 use crate::serve_args::{SERVE_EXAMPLES, ServeArgs};
 use crate::size::parse_size;
+use crate::structured_args::StructuredArgs;
 
 const TOP_EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,9 @@ Examples:
   echo \"Once upon a time\" | baton complete -p -
   baton complete --chat -p \"Why is the sky blue?\" --temperature 0.7
   baton complete -p \"A\" -p \"B\" --json          one JSON object a line
+  baton complete --chat -p \"Is Rust a language?\" --choice yes --choice no
+  baton complete -p \"A date: \" --regex '[0-9]{4}-[0-9]{2}-[0-9]{2}'
+  baton complete -p \"A person: \" --json-schema @person.json
   baton complete --prompt-token-ids 1,2,3 -n 3 --temperature 1 --json";
 
 const CHAT_EXAMPLES: &str = "\
@@ -224,6 +228,8 @@ pub struct CompleteArgs {
     pub verbose: bool,
     #[command(flatten)]
     pub request: RequestArgs,
+    #[command(flatten)]
+    pub structured: StructuredArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]

@@ -23,6 +23,7 @@ mod sampling_args;
 mod serve_args;
 mod session;
 mod size;
+mod structured_args;
 mod table;
 
 use std::io::{BufWriter, Write};

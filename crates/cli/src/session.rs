@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use baton_backend::{Backend, MockBackend, MockOptions};
-use baton_core::{Request, SamplingParams, TokenId};
+use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_cuda::{CudaBackend, CudaOptions};
 use baton_engine::Engine;
+use baton_grammar::GrammarCompiler;
 use baton_model::{
     GenerationDefaults, GgufVocabFields, LoadFormat, ModelConfig, ModelFiles, TokenizerSource,
 };
@@ -194,9 +195,17 @@ impl TextModel {
         Ok(Some(OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options)?))
     }
 
+    /// Compiles what the output must be like, for a model of this vocabulary.
+    pub fn compile(&self, wish: &StructuredOutput, vocab_size: usize) -> Result<Arc<dyn Constraint>> {
+        let tokenizer = Arc::clone(self.tokenizer()?);
+        let compiler = GrammarCompiler::new(tokenizer, vocab_size, Arc::clone(&self.eos_token_ids));
+        Ok(compiler.compile(wish)?)
+    }
+
     /// The configuration often names one end token where the vocabulary has several; a turn may end with any.
     pub fn with_end_tokens(&self, request: Request) -> Request {
-        if request.params.ignore_eos {
+        // A grammar always ends, so that its end tokens are never ignored.
+        if request.params.ignore_eos && request.constraint.is_none() {
             return request;
         }
         Request { eos_token_ids: Arc::clone(&self.eos_token_ids), ..request }

@@ -216,6 +216,36 @@ fn steps_blocks_threads_and_caches_of_any_size_give_the_same_text() {
 }
 
 #[test]
+fn outputs_have_the_shape_that_is_asked_for() {
+    let chosen = complete(&[
+        "-p",
+        "Is water wet?",
+        "--choice",
+        "yes",
+        "--choice",
+        "no",
+        "-n",
+        "3",
+        "--temperature",
+        "2",
+    ]);
+    assert!((0..3).all(|index| ["yes", "no"].contains(&text(&chosen, index))), "{chosen}");
+    assert_eq!(chosen["outputs"][0]["finish_reason"], "stop");
+    let date = complete(&["-p", "Born on", "--regex", "[0-9]{4}-[0-9]{2}"]);
+    assert!(text(&date, 0).len() == 7 && text(&date, 0).as_bytes()[4] == b'-', "{date}");
+    let schema = r#"{"type": "object", "properties": {"wet": {"type": "boolean"}}, "required": ["wet"],
+        "additionalProperties": false}"#;
+    let json = complete(&["-p", "Is water wet?", "--json-schema", schema, "--ignore-eos"]);
+    let value: Value = serde_json::from_str(text(&json, 0)).expect("JSON");
+    assert!(value["wet"].is_boolean(), "{json}");
+    let (baton, model) = (Baton::new(), model_arg());
+    baton.fails(&["complete", &model, "-p", "x", "--json-schema", "{\"not\": {}}"], "not supported: not");
+    baton.fails(&["complete", &model, "-p", "x", "--regex", "("], "the regular expression cannot be used");
+    baton.fails(&["complete", &model, "-p", "x", "--regex", "a", "--beam-search"], "beam search");
+    baton.fails(&["complete", &model, "-p", "x", "--json-schema", "@/no/file"], "cannot read /no/file");
+}
+
+#[test]
 fn texts_without_json_are_told_apart() {
     let out = Baton::new().ok(&["complete", &model_arg(), "--max-tokens=4", "-p", FRANCE, "-p", "Hello"]);
     assert!(out.contains("── prompt 1\n Paris") && out.contains("── prompt 2\n"), "{out}");

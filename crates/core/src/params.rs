@@ -210,6 +210,13 @@ impl SamplingParams {
                 "a finite number",
                 &beam.length_penalty,
             )?;
+            // The beams are ranked by what the device says is most likely, before any mask.
+            require(
+                self.structured_outputs.is_none(),
+                "structured_outputs",
+                "left out with beam search",
+                &"both",
+            )?;
         }
         Ok(())
     }
@@ -259,6 +266,13 @@ mod tests {
                 p.best_of = Some(2);
             },
             "best_of must be in n..=128 (n is 3), got 2",
+        );
+        check(
+            |p| {
+                p.beam = Some(BeamParams::default());
+                p.structured_outputs = Some(StructuredOutput::JsonObject);
+            },
+            "structured_outputs must be left out with beam search, got both",
         );
     }
 }

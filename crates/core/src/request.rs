@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{RequestId, SamplingParams, TokenId};
+use crate::{Constraint, RequestId, SamplingParams, TokenId};
 
 /// What the text layer hands to the engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,6 +21,9 @@ pub struct Request {
     /// The first so many tokens of the prompt are no secret: requests of every salt share their cached blocks.
     #[serde(default)]
     pub num_public_tokens: u32,
+    /// `params.structured_outputs`, compiled. The one is there if and only if the other is.
+    #[serde(skip)]
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 impl Request {
@@ -33,6 +36,7 @@ impl Request {
             priority: 0,
             cache_salt: None,
             num_public_tokens: 0,
+            constraint: None,
         }
     }
 }

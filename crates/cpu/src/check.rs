@@ -95,6 +95,7 @@ fn check_samples(input: &StepInput, limits: &StepLimits) -> Result<(), BackendEr
             |range: &std::ops::Range<u32>, len: usize| range.start <= range.end && range.end as usize <= len;
         require(inside(&sample.history, input.history.len()), "a sample's history lies outside its list")?;
         require(inside(&sample.bias, input.biases.len()), "a sample's biases lie outside their list")?;
+        require(inside(&sample.mask, input.masks.len()), "a sample's mask lies outside its list")?;
         require(
             sample.forced.is_none_or(|token| (token as usize) < limits.vocab_size),
             "a token outside the vocabulary is scored",

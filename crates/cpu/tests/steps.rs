@@ -60,6 +60,7 @@ fn sample_row(logit_row: u32, temperature: f32) -> SampleRow {
         frequency_penalty: 0.0,
         history: 0..0,
         bias: 0..0,
+        mask: 0..0,
         seed: 7,
         counter: u64::from(logit_row),
         num_logprobs: Some(3),
@@ -162,6 +163,7 @@ fn wrong_steps_are_refused_and_the_backend_lives_on() {
         ("row of logits", Box::new(|step| step.logit_rows.push(2))),
         ("row of logits", Box::new(|step| step.samples.push(sample_row(2, 0.0)))),
         ("history", Box::new(|step| step.samples.push(SampleRow { history: 0..1, ..sample_row(0, 0.0) }))),
+        ("mask", Box::new(|step| step.samples.push(SampleRow { mask: 0..1, ..sample_row(0, 0.0) }))),
         ("scored", Box::new(|step| step.samples.push(SampleRow { forced: Some(60), ..sample_row(0, 0.0) }))),
     ];
     for (expect, change) in changes {

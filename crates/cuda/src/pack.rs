@@ -8,7 +8,7 @@ pub(crate) const MAX_PLANS: usize = 8;
 const PLAN_WORDS: usize = 8;
 const FIXED_WORDS: usize = 16;
 const HEADER_WORDS: usize = FIXED_WORDS + MAX_PLANS * PLAN_WORDS;
-const SAMPLE_WORDS: usize = 18;
+const SAMPLE_WORDS: usize = 20;
 const NONE: u32 = u32::MAX;
 /// Room for penalties and biases, which have no limit of their own.
 const SPARE_WORDS: usize = 2 << 20;
@@ -22,6 +22,7 @@ pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize 
         + 3 * limits.max_tokens
         + limits.max_logit_rows
         + limits.max_samples * SAMPLE_WORDS
+        + limits.max_seqs * limits.vocab_size.div_ceil(32)
         + pages
         + 2 * (items + merges)
         + SPARE_WORDS
@@ -109,11 +110,14 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
             merge_slots,
         ]);
     }
+    let masks = writer.extend(input.masks.iter().copied())?;
     let counts = [input.num_tokens() as u32, input.logit_rows.len() as u32, input.samples.len() as u32];
-    let offsets =
-        [token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies];
+    let offsets = [
+        token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies,
+        masks,
+    ];
     writer.words[..3].copy_from_slice(&counts);
-    writer.words[3..14].copy_from_slice(&offsets);
+    writer.words[3..15].copy_from_slice(&offsets);
     Some(Packed {
         num_words: writer.len,
         swap_out: swap_out as usize,
@@ -142,6 +146,8 @@ fn sample_words(row: &SampleRow) -> [u32; SAMPLE_WORDS] {
         (row.seed >> 32) as u32,
         row.counter as u32,
         (row.counter >> 32) as u32,
+        row.mask.start,
+        row.mask.end,
     ]
 }
 

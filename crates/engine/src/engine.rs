@@ -2,21 +2,30 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_backend::{Backend, BackendError, StepLimits, StepOutput};
-use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId};
+use baton_core::{
+    FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId, mask_words,
+};
 use baton_kv::{KvConfig, KvEvent};
 use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles, num_parameters};
-use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler};
+use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler, StepResult};
 use serde::Serialize;
 
 use crate::handle::EngineHandle;
+use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
 use crate::runner::{Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
 const MIN_LOGIT_ROWS: usize = 64;
+/// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
+/// take far less; a sequence whose mask takes longer is left out of the step and holds up nobody.
+const MASK_GRACE: Duration = Duration::from_millis(4);
+/// The same where there is nothing else to do, after which commands are looked at again.
+const MASK_WAIT: Duration = Duration::from_millis(20);
 
 /// A model on a device with its scheduler and KV cache.
 pub struct Engine {
@@ -25,6 +34,7 @@ pub struct Engine {
     model: ModelConfig,
     scheduler: Scheduler,
     runner: Runner,
+    masks: Masks,
     memory: MemoryPlan,
     eos_token_ids: Arc<[TokenId]>,
     /// Submitted and not yet collected, oldest first.
@@ -141,6 +151,7 @@ impl Engine {
             model,
             scheduler,
             runner,
+            masks: Masks::default(),
             memory,
             in_flight: VecDeque::new(),
             max_steps_in_flight: device.max_steps_in_flight,
@@ -177,11 +188,29 @@ impl Engine {
                 });
             }
         }
+        let constraint = request.constraint.take();
+        match (&request.params.structured_outputs, &constraint) {
+            (None, None) => {}
+            (Some(_), Some(constraint))
+                if constraint.first_mask().len() == mask_words(self.model.vocab_size) =>
+            {
+                // The grammar alone says where the output ends.
+                let params = Arc::make_mut(&mut request.params);
+                params.ignore_eos = false;
+                params.min_tokens = 0;
+            }
+            _ => return Err(EngineError::NotCompiled),
+        }
         if !request.params.ignore_eos && request.eos_token_ids.is_empty() {
             request.eos_token_ids = Arc::clone(&self.eos_token_ids);
         }
         self.next_request_id = self.next_request_id.max(request.id.0 + 1);
-        Ok(self.scheduler.add_request(request)?)
+        let id = request.id;
+        self.scheduler.add_request(request)?;
+        if let Some(constraint) = constraint {
+            self.masks.add_request(id, constraint);
+        }
+        Ok(())
     }
 
     /// Ends a request. Its blocks are free once no step in flight uses them.
@@ -212,26 +241,67 @@ impl Engine {
         let mut outputs = Vec::new();
         while self.in_flight.len() < self.max_steps_in_flight.max(1) {
             self.notes.enter(Phase::Schedule);
+            outputs.extend(self.take_masks(MASK_GRACE));
             let plan = self.scheduler.schedule();
             if plan.is_empty() {
                 break;
             }
             self.notes.planned(&plan);
             self.notes.enter(Phase::Launch);
-            let input = self.runner.build(&plan, &self.scheduler);
+            let input = self.runner.build(&plan, &self.scheduler, &self.masks);
             match self.backend.submit(input, &self.decoder) {
                 Ok(()) => self.in_flight.push_back(plan),
                 Err(error) => outputs.extend(self.fail(&plan, &error)),
             }
         }
-        let Some(plan) = self.in_flight.pop_front() else { return outputs };
+        let Some(plan) = self.in_flight.pop_front() else {
+            outputs.extend(self.take_masks(MASK_WAIT));
+            return outputs;
+        };
         self.num_steps += 1;
         self.notes.enter(Phase::Wait);
         let collected = self.backend.collect(&mut self.output);
         self.notes.enter(Phase::Apply);
         match collected {
-            Ok(()) => outputs.extend(self.scheduler.apply(&plan, &step_result(&plan, &self.output))),
+            Ok(()) => {
+                let result = step_result(&plan, &self.output);
+                outputs.extend(self.scheduler.apply(&plan, &result));
+                self.begin_masks(&plan, &result);
+            }
             Err(error) => outputs.extend(self.fail(&plan, &error)),
+        }
+        outputs
+    }
+
+    /// Has the masks computed that the tokens of a step ask for. Until then their sequences are held back.
+    fn begin_masks(&mut self, plan: &Plan, result: &StepResult) {
+        if self.masks.is_empty() {
+            return;
+        }
+        let scheduler = &mut self.scheduler;
+        let is_live =
+            |scheduler: &Scheduler, id| scheduler.sequence(id).is_some_and(|sequence| !sequence.is_finished);
+        self.masks.retain(|id| scheduler.contains(id), |id| is_live(scheduler, id));
+        for (planned, result) in plan.seqs.iter().zip(&result.seqs) {
+            for (sample, sampled) in planned.samples.iter().zip(&result.samples) {
+                if is_live(scheduler, sample.seq_id)
+                    && self.masks.advance(planned.request_id, sample.seq_id, sampled.token_id)
+                {
+                    scheduler.hold(sample.seq_id, true);
+                }
+            }
+        }
+    }
+
+    /// Lets sequences go on whose masks are ready; ends requests that have none.
+    fn take_masks(&mut self, wait: Duration) -> Vec<RequestOutput> {
+        let mut outputs = Vec::new();
+        for computed in self.masks.collect(wait) {
+            self.scheduler.hold(computed.seq_id, false);
+            let Some(reason) = computed.failure else { continue };
+            self.last_failure = Some(format!("structured output: {reason}"));
+            let request_id = self.scheduler.sequence(computed.seq_id).map(|sequence| sequence.request_id);
+            outputs.extend(request_id.and_then(|id| self.scheduler.fail_request(id)));
         }
         outputs
     }

@@ -25,6 +25,8 @@ pub enum EngineError {
     KvTooSmall { kv_tokens: usize, max_model_len: usize, needed: usize, needed_memory: String },
     #[error("prompt token {token_id} is outside the model's vocabulary of {vocab_size}")]
     TokenOutOfVocabulary { token_id: u32, vocab_size: usize },
+    #[error("structured_outputs was not compiled for this model: compile it and send it with the request")]
+    NotCompiled,
     #[error("the engine's mailbox is full ({limit} commands): try again later")]
     Busy { limit: usize },
     #[error("the engine has stopped")]

@@ -11,6 +11,7 @@ mod config;
 mod engine;
 mod error;
 mod handle;
+mod masks;
 mod memory;
 mod observe;
 mod outbox;

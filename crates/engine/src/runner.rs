@@ -15,6 +15,8 @@ use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
+use crate::masks::Masks;
+
 /// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
 const MAX_QUERIES_PER_ITEM: u32 = 32;
 
@@ -54,7 +56,7 @@ impl Runner {
     }
 
     /// Fills the step's arrays. The history that penalties need comes from the scheduler.
-    pub(crate) fn build(&mut self, plan: &Plan, scheduler: &Scheduler) -> &StepInput {
+    pub(crate) fn build(&mut self, plan: &Plan, scheduler: &Scheduler, masks: &Masks) -> &StepInput {
         self.input.clear();
         self.queries.clear();
         copy_moves(&plan.swap_out, &mut self.input.swap_out);
@@ -63,7 +65,8 @@ impl Runner {
         let mut samples = HashMap::with_capacity(plan.seqs.len());
         for seq in &plan.seqs {
             self.add_tokens(seq);
-            self.add_samples(seq, scheduler, &mut samples);
+            let mask = seq.samples.first().and_then(|sample| masks.of(seq.request_id, sample.seq_id));
+            self.add_samples(seq, scheduler, mask, &mut samples);
         }
         self.last_samples = samples;
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
@@ -108,7 +111,13 @@ impl Runner {
         });
     }
 
-    fn add_samples(&mut self, seq: &PlannedSeq, scheduler: &Scheduler, samples: &mut HashMap<SeqId, u32>) {
+    fn add_samples(
+        &mut self,
+        seq: &PlannedSeq,
+        scheduler: &Scheduler,
+        mask: Option<&[u32]>,
+        samples: &mut HashMap<SeqId, u32>,
+    ) {
         let first_row = (self.input.token_ids.len() - seq.token_ids.len()) as u32;
         for offset in seq.scored.clone() {
             let logit_row = self.add_logit_row(first_row + offset);
@@ -123,10 +132,14 @@ impl Runner {
             return;
         }
         let logit_row = self.add_logit_row(first_row + seq.token_ids.len() as u32 - 1);
+        // Several draw from one row only before their first token, where they all have the first mask.
+        let first_word = self.input.masks.len() as u32;
+        self.input.masks.extend_from_slice(mask.unwrap_or_default());
+        let mask = first_word..self.input.masks.len() as u32;
         for sample in &seq.samples {
             samples.insert(sample.seq_id, self.input.samples.len() as u32);
             let row = self.sample_row(seq, sample, logit_row, scheduler);
-            self.input.samples.push(row);
+            self.input.samples.push(SampleRow { mask: mask.clone(), ..row });
         }
     }
 

@@ -93,7 +93,8 @@ impl Group {
 
     /// The next token cannot be planned before the last one has been looked at by the host.
     pub(crate) fn needs_every_token(&self) -> bool {
-        self.is_beam() || !self.forked || self.request.params.has_penalties()
+        let params = &self.request.params;
+        self.is_beam() || !self.forked || params.has_penalties() || params.structured_outputs.is_some()
     }
 
     /// Prompt positions in `start..start + count` whose logits have to score the next prompt token.

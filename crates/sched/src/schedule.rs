@@ -186,7 +186,7 @@ fn wanted_runs(group: &Group, config: &SchedConfig, block_size: usize, step: &St
             seq.num_pending > 0 && (group.needs_every_token() || seq.num_tokens_coming() >= group.max_len);
         let must_wait_for_prompt =
             rank > 0 && seq.num_computed == 0 && group.num_shared_blocks(block_size) > 0;
-        if must_wait_for_token || must_wait_for_prompt {
+        if must_wait_for_token || must_wait_for_prompt || seq.is_held {
             continue;
         }
         let keep_last = beams_in_step && !is_decoding;

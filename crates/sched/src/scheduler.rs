@@ -59,6 +59,8 @@ pub struct SequenceView<'a> {
     pub params: &'a SamplingParams,
     /// The model's end tokens.
     pub eos_token_ids: &'a [TokenId],
+    /// It has ended; other sequences of its request may go on.
+    pub is_finished: bool,
 }
 
 impl Scheduler {
@@ -161,6 +163,25 @@ impl Scheduler {
         self.cut_short(id, FinishReason::Abort)
     }
 
+    /// Ends a request that cannot go on, with `FinishReason::Error`. `None` where it is not here (any more).
+    pub fn fail_request(&mut self, id: RequestId) -> Option<RequestOutput> {
+        self.cut_short(id, FinishReason::Error)
+    }
+
+    /// Leaves a sequence out of all Plans until it is let go, or lets it go. It keeps its place and its blocks.
+    pub fn hold(&mut self, id: SeqId, is_held: bool) {
+        let group = self.owners.get(&id).and_then(|owner| self.groups.get_mut(owner));
+        let seq = group.and_then(|group| group.seqs.iter_mut().find(|seq| seq.id == id));
+        if let Some(seq) = seq {
+            seq.is_held = is_held;
+        }
+    }
+
+    /// True until the request has ended.
+    pub fn contains(&self, id: RequestId) -> bool {
+        self.groups.get(&id).is_some_and(|group| group.place != Place::Ended)
+    }
+
     /// Ends one of the `n` continuations (a stop string was found in it); the others go on. `None` where there is
     /// nothing to end: unknown, ended already, or not started yet.
     pub fn abort_sequence(&mut self, id: RequestId, index: u32) -> Option<RequestOutput> {
@@ -246,6 +267,7 @@ impl Scheduler {
             index: seq.index,
             params: &group.request.params,
             eos_token_ids: &group.request.eos_token_ids,
+            is_finished: seq.finish.is_some(),
         })
     }
 

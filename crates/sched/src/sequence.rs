@@ -30,6 +30,8 @@ pub(crate) struct Sequence {
     /// Kept for requests that select at the end and asked for `logprobs`; else handed out at once.
     pub(crate) logprobs: Vec<PositionLogprobs>,
     pub(crate) finish: Option<Finish>,
+    /// The next token may not be drawn yet: the engine is still computing which tokens it may be.
+    pub(crate) is_held: bool,
     /// The KV cache has a table of this sequence.
     pub(crate) has_table: bool,
 }
@@ -47,6 +49,7 @@ impl Sequence {
             cumulative_logprob: 0.0,
             logprobs: Vec::new(),
             finish: None,
+            is_held: false,
             has_table: false,
         }
     }

@@ -21,6 +21,7 @@ use crate::metrics::RequestEnd;
 use crate::otlp::{self, RequestSpan, TraceParent};
 use crate::params::limit_tokens;
 use crate::state::{App, InFlight};
+use crate::structured;
 use crate::trace::Row;
 use crate::types::common::{StopReason, Usage};
 
@@ -93,6 +94,7 @@ impl Generation {
                 format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
             return Err(ApiError::invalid_field("n", message));
         }
+        let constraint = structured::constraint(app, &job.params, "structured_outputs").await?;
         let salt = tenant.cache_salt(job.cache_salt.as_deref());
         let mut parts = Vec::with_capacity(job.prompts.len());
         for prompt_token_ids in job.prompts {
@@ -104,10 +106,16 @@ impl Generation {
                 id: app.model.engine.new_request_id(),
                 prompt_token_ids: prompt_token_ids.clone(),
                 params: Arc::clone(&params),
-                eos_token_ids: if params.ignore_eos { Arc::from([]) } else { Arc::clone(ends) },
+                // A grammar always ends, so that its end tokens are never ignored.
+                eos_token_ids: if params.ignore_eos && constraint.is_none() {
+                    Arc::from([])
+                } else {
+                    Arc::clone(ends)
+                },
                 priority: job.priority,
                 cache_salt: salt.clone(),
                 num_public_tokens: app.public.count(&prompt_token_ids),
+                constraint: constraint.clone(),
             };
             let choices = (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens));
             parts.push(Part {

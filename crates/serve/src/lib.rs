@@ -30,6 +30,7 @@ mod routes;
 mod server;
 mod sse;
 mod state;
+mod structured;
 mod tls;
 mod trace;
 pub mod types;

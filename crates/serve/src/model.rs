@@ -8,6 +8,7 @@ use baton_engine::{Engine, EngineHandle};
 use baton_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::{CacheInfo, EngineObserver, Metrics};
+use crate::structured::Grammars;
 use crate::trace::Trace;
 
 /// What turns text into tokens and back, and what the model's makers recommend.
@@ -27,6 +28,8 @@ pub struct ServedModel {
     /// The first one is what answers say.
     pub(crate) names: Vec<String>,
     pub(crate) text: ModelText,
+    /// Absent without a tokenizer.
+    pub(crate) grammars: Option<Grammars>,
     pub(crate) engine: EngineHandle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) trace: Option<Arc<Trace>>,
@@ -61,7 +64,12 @@ impl ServedModel {
             let ids = 0..tokenizer.vocab_size() as TokenId;
             ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0)
         });
+        let grammars = text
+            .tokenizer
+            .as_ref()
+            .map(|tokenizer| Grammars::new(tokenizer, vocab_size, &text.eos_token_ids));
         Self {
+            grammars,
             engine: engine.spawn_observed(Box::new(observer)),
             names,
             text,

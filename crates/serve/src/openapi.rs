@@ -12,6 +12,7 @@ use crate::routes::{ROUTES, Route};
 use crate::types::chat::{ChatChunk, ChatFields, ChatResponse};
 use crate::types::common::SamplingFields;
 use crate::types::completions::{CompletionChunk, CompletionFields, CompletionResponse};
+use crate::types::structured::StructuredFields;
 use crate::types::text::{
     DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, TokenizeRequest, TokenizeResponse,
     Version,
@@ -97,10 +98,12 @@ fn operation_id(route: &Route) -> String {
 fn request_body(path: &str, schemas: &mut Schemas) -> Option<Value> {
     let schema = match path {
         "/v1/chat/completions" => {
-            json!({"allOf": [schemas.request::<ChatFields>(), schemas.request::<SamplingFields>()]})
+            json!({"allOf": [schemas.request::<ChatFields>(), schemas.request::<SamplingFields>(),
+                schemas.request::<StructuredFields>()]})
         }
         "/v1/completions" => {
-            json!({"allOf": [schemas.request::<CompletionFields>(), schemas.request::<SamplingFields>()]})
+            json!({"allOf": [schemas.request::<CompletionFields>(), schemas.request::<SamplingFields>(),
+                schemas.request::<StructuredFields>()]})
         }
         "/tokenize" => schemas.request::<TokenizeRequest>().into(),
         "/detokenize" => schemas.request::<DetokenizeRequest>().into(),
@@ -169,6 +172,7 @@ mod tests {
         assert_eq!(schemas["ChatFields"]["required"], json!(["messages"]));
         assert_eq!(schemas["CompletionFields"]["required"], json!(["prompt"]));
         assert!(schemas["SamplingFields"]["properties"]["min_p"].is_object());
+        assert!(schemas["StructuredFields"]["properties"]["response_format"].is_object());
         assert!(document()["paths"]["/v1/models/{id}"]["get"].is_object());
     }
 }

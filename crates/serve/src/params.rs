@@ -112,8 +112,8 @@ pub fn sampling_params(
         prompt_logprobs: fields.prompt_logprobs,
         n: fields.n.unwrap_or(1),
         best_of: api.best_of,
-        structured_outputs: None,
         beam,
+        // Read and compiled apart, by `structured`.
         structured_outputs: None,
     };
     params.validate(app.model.vocab_size as u32)?;

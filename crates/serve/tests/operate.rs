@@ -40,8 +40,28 @@ async fn every_wrong_field_is_named() {
         (json!({"messages": message, "stream_options": {}}), "stream_options", "stream"),
         (json!({"messages": message, "tools": [{"type": "function"}]}), "tools", "not supported"),
         (
-            json!({"messages": message, "response_format": {"type": "json_object"}}),
+            json!({"messages": message, "response_format": {"type": "xml"}}),
+            "response_format.type",
+            "json_schema",
+        ),
+        (
+            json!({"messages": message, "response_format": {"type": "json_schema", "json_schema": {"schema":
+                {"not": {"type": "null"}}}}}),
             "response_format",
+            "not supported: not",
+        ),
+        (json!({"messages": message, "guided_json": "{"}), "guided_json", "not JSON"),
+        (json!({"messages": message, "guided_regex": "("}), "guided_regex", "cannot be used"),
+        (json!({"messages": message, "guided_choice": []}), "guided_choice", "1 to"),
+        (json!({"messages": message, "guided_grammar": "root ::= \"a\""}), "guided_grammar", "Lark"),
+        (
+            json!({"messages": message, "guided_regex": "a", "use_beam_search": true, "n": 2}),
+            "guided_regex",
+            "beam search",
+        ),
+        (
+            json!({"messages": message, "structured_outputs": {"whitespace_pattern": " "}}),
+            "structured_outputs.whitespace_pattern",
             "not supported",
         ),
         (json!({"messages": message, "modalities": ["audio"]}), "modalities", "not supported"),

@@ -274,6 +274,12 @@ impl Tokenizer {
         Cow::Borrowed(self.pieces.bytes(id))
     }
 
+    /// True where a text is the bytes of its tokens one after the other, so that single tokens can be allowed or not by
+    /// what they stand for.
+    pub fn decodes_by_bytes(&self) -> bool {
+        matches!(self.decoding, Decoding::Bytes { .. })
+    }
+
     /// The token as the vocabulary writes it (`Ġhello`, `▁hello`), for showing to people.
     pub fn token_text(&self, id: TokenId) -> Option<&str> {
         self.texts.get(id as usize).map(AsRef::as_ref)

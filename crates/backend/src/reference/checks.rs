@@ -32,6 +32,7 @@ fn check_sample(sample: &SampleRow, input: &StepInput) {
     all_below("logit row of a sample", &[sample.logit_row], input.logit_rows.len());
     within("history", &sample.history, input.history.len());
     within("bias", &sample.bias, input.biases.len());
+    within("mask", &sample.mask, input.masks.len());
 }
 
 fn check_slots(input: &StepInput, kv: &KvCache) {

@@ -161,10 +161,9 @@ impl Ops for Run<'_> {
         let mut top = Vec::new();
         for row in &self.input.samples {
             top.clear();
-            let history = &self.input.history[row.history.start as usize..row.history.end as usize];
-            let biases = &self.input.biases[row.bias.start as usize..row.bias.end as usize];
+            let lists = self.input.lists_of(row);
             let logits = buffer.row(row.logit_row as usize);
-            let sampled = sample_row(logits, row, history, biases, &mut scratch, &mut top);
+            let sampled = sample_row(logits, row, lists, &mut scratch, &mut top);
             push_sampled(&mut self.output, &sampled, &top);
         }
     }

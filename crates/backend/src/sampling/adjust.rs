@@ -1,26 +1,34 @@
-//! What is done to the logits before anything is chosen: biases and bans, then penalties for tokens already seen.
+//! What is done to the logits before anything is chosen: biases and bans, then penalties for tokens already seen, then
+//! the mask.
 
-use baton_core::TokenId;
+use baton_core::mask_allows;
 
-use crate::{SampleRow, TokenCount};
+use crate::{RowLists, SampleRow, TokenCount};
 
 /// True where the raw logits can be used as they are, without a copy.
-pub(super) fn changes_nothing(row: &SampleRow, history: &[TokenCount], biases: &[(TokenId, f32)]) -> bool {
+pub(super) fn changes_nothing(row: &SampleRow, lists: &RowLists<'_>) -> bool {
     let no_penalty =
         row.repetition_penalty == 1.0 && row.presence_penalty == 0.0 && row.frequency_penalty == 0.0;
-    biases.is_empty() && (no_penalty || history.is_empty())
+    lists.biases.is_empty() && lists.mask.is_empty() && (no_penalty || lists.history.is_empty())
 }
 
 /// `history` names each token once.
-pub(super) fn adjust(logits: &mut [f32], row: &SampleRow, history: &[TokenCount], biases: &[(TokenId, f32)]) {
-    for (token_id, bias) in biases {
+pub(super) fn adjust(logits: &mut [f32], row: &SampleRow, lists: &RowLists<'_>) {
+    for (token_id, bias) in lists.biases {
         if let Some(logit) = logits.get_mut(*token_id as usize) {
             *logit += bias;
         }
     }
-    for seen in history {
+    for seen in lists.history {
         if let Some(logit) = logits.get_mut(seen.token_id as usize) {
             *logit = penalize(*logit, row, seen);
+        }
+    }
+    if !lists.mask.is_empty() {
+        for (token_id, logit) in (0..).zip(logits) {
+            if !mask_allows(lists.mask, token_id) {
+                *logit = f32::NEG_INFINITY;
+            }
         }
     }
 }

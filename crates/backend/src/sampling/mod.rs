@@ -3,7 +3,8 @@
 //!
 //! The order of things is vLLM's:
 //! 1. log-probabilities and ranks, where asked for, come from the raw logits;
-//! 2. biases and bans are added, then the repetition, frequency and presence penalties are applied;
+//! 2. biases and bans are added, then the repetition, frequency and presence penalties are applied, then tokens outside
+//!    the mask are banned;
 //! 3. a temperature of 0 takes the most likely token (the lowest id of equals) and is done;
 //! 4. temperature, then `min_p`, `top_k`, `top_p`, then the draw.
 //!
@@ -15,7 +16,7 @@
 //! likely than exp(−28) of the best one has weight 0 and is never drawn.
 //!
 //! Broken logits never panic: NaN counts as −∞ and +∞ as the largest finite number. If nothing at all is left (every
-//! logit is −∞), the token is 0.
+//! logit is −∞), the token is the first that the mask allows, without a mask 0.
 //!
 //! Not here: which rows are sampled, and on which thread. Rows share nothing, so a backend may sample them in parallel
 //! and gather the results in order with [`push_sampled`].
@@ -28,9 +29,9 @@ mod random;
 mod tests;
 mod weight;
 
-use baton_core::{TokenId, TokenLogprob};
+use baton_core::{TokenId, TokenLogprob, mask_allows};
 
-use crate::{SampleRow, Sampled, StepOutput, TokenCount};
+use crate::{RowLists, SampleRow, Sampled, StepOutput};
 
 pub use random::random_bits;
 pub use weight::{ONE as WEIGHT_ONE, likelihood, weight};
@@ -61,19 +62,17 @@ struct Candidate {
 
 /// Draws or scores one token from the raw `logits` of one row, `[vocab]`.
 ///
-/// `history` and `biases` are the parts of the step's arrays that `row` points at; ids beyond the vocabulary are passed
-/// over. The most likely tokens are appended to `top`, and `Sampled::top` is their range in it. A forced token is
+/// `lists` are the parts of the step's arrays that `row` points at; ids beyond the vocabulary are passed over. The most likely tokens are appended to `top`, and `Sampled::top` is their range in it. A forced token is
 /// always scored; for a drawn one `num_logprobs` says whether.
 pub fn sample_row(
     logits: &[f32],
     row: &SampleRow,
-    history: &[TokenCount],
-    biases: &[(TokenId, f32)],
+    lists: RowLists<'_>,
     scratch: &mut SampleScratch,
     top: &mut Vec<TokenLogprob>,
 ) -> Sampled {
     assert!(!logits.is_empty(), "a row of logits is empty");
-    let token_id = row.forced.unwrap_or_else(|| choose(logits, row, history, biases, scratch));
+    let token_id = row.forced.unwrap_or_else(|| choose(logits, row, &lists, scratch));
     let top_start = top.len() as u32;
     let mut chosen = TokenLogprob { token_id, logprob: 0.0, rank: 0 };
     if row.num_logprobs.is_some() || row.forced.is_some() {
@@ -92,27 +91,29 @@ pub fn push_sampled(output: &mut StepOutput, sampled: &Sampled, tops: &[TokenLog
     output.samples.push(Sampled { chosen: sampled.chosen, top: start..output.top.len() as u32 });
 }
 
-fn choose(
-    logits: &[f32],
-    row: &SampleRow,
-    history: &[TokenCount],
-    biases: &[(TokenId, f32)],
-    scratch: &mut SampleScratch,
-) -> TokenId {
+fn choose(logits: &[f32], row: &SampleRow, lists: &RowLists<'_>, scratch: &mut SampleScratch) -> TokenId {
     let SampleScratch { adjusted, candidates } = scratch;
-    let logits = if adjust::changes_nothing(row, history, biases) {
+    let logits = if adjust::changes_nothing(row, lists) {
         logits
     } else {
         adjusted.clear();
         adjusted.extend_from_slice(logits);
-        adjust::adjust(adjusted, row, history, biases);
+        adjust::adjust(adjusted, row, lists);
         adjusted
     };
     let (best, max) = draw::most_likely(logits);
     // Written so that a temperature of NaN is greedy as well.
     let is_random = row.temperature > 0.0;
+    if max == f32::NEG_INFINITY && !lists.mask.is_empty() {
+        return first_allowed(lists.mask, logits.len());
+    }
     if !is_random || max == f32::NEG_INFINITY {
         return best;
     }
     draw::draw(logits, max, row, candidates)
+}
+
+/// The lowest token of the vocabulary that a mask allows; 0 where it allows none.
+fn first_allowed(mask: &[u32], vocab_size: usize) -> TokenId {
+    (0..vocab_size as TokenId).find(|&token_id| mask_allows(mask, token_id)).unwrap_or(0)
 }

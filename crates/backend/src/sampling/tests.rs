@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::TokenCount;
 use crate::testing::Random;
 
 fn plain_row() -> SampleRow {
@@ -18,6 +19,7 @@ fn plain_row() -> SampleRow {
         frequency_penalty: 0.0,
         history: 0..0,
         bias: 0..0,
+        mask: 0..0,
         seed: 11,
         counter: 0,
         num_logprobs: None,
@@ -26,7 +28,7 @@ fn plain_row() -> SampleRow {
 
 fn sample(logits: &[f32], row: &SampleRow) -> (Sampled, Vec<TokenLogprob>) {
     let mut top = Vec::new();
-    let sampled = sample_row(logits, row, &[], &[], &mut SampleScratch::default(), &mut top);
+    let sampled = sample_row(logits, row, RowLists::default(), &mut SampleScratch::default(), &mut top);
     (sampled, top)
 }
 
@@ -164,6 +166,47 @@ proptest! {
         prop_assert_eq!(token(&logits, &row), naive_token(&logits, &row));
     }
 
+    /// A mask is the same as logits of −∞, and nothing outside it is drawn however broken the logits are.
+    #[test]
+    fn nothing_outside_the_mask_is_drawn(
+        logits in prop::collection::vec(any_logit(), 1..300),
+        mask in prop::collection::vec(any::<u32>(), 10),
+        sparse: bool,
+        temperature in prop_oneof![Just(0.0_f32), 0.05_f32..3.0],
+        top_k in prop_oneof![Just(0_u32), 1_u32..320],
+        top_p in prop_oneof![Just(1.0_f32), 0.001_f32..1.0],
+        seed: u64,
+    ) {
+        let mask: Vec<u32> = mask.iter().map(|word| if sparse { word & (word << 7) & (word >> 9) } else { *word }).collect();
+        let allowed: Vec<u32> = (0..logits.len() as u32).filter(|&token| mask_allows(&mask, token)).collect();
+        prop_assume!(!allowed.is_empty());
+        // A bias cannot bring a banned token back.
+        let biases: Vec<(TokenId, f32)> = (0..logits.len() as u32).map(|token| (token, 0.0)).chain([(3, 100.0)]).collect();
+        let lists = RowLists { biases: &biases, mask: &mask, ..RowLists::default() };
+        let row = SampleRow { temperature, top_k, top_p, seed, num_logprobs: Some(1), ..plain_row() };
+        let mut top = Vec::new();
+        let sampled = sample_row(&logits, &row, lists, &mut SampleScratch::default(), &mut top);
+        let token_id = sampled.chosen.token_id;
+        prop_assert!(allowed.contains(&token_id));
+        let mut masked: Vec<f32> = logits.clone();
+        if let Some(logit) = masked.get_mut(3) {
+            *logit += 100.0;
+        }
+        for (id, logit) in masked.iter_mut().enumerate() {
+            if !mask_allows(&mask, id as u32) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        if masked.iter().any(|logit| *logit > f32::NEG_INFINITY) {
+            prop_assert_eq!(token_id, naive_token(&masked, &row));
+        } else {
+            prop_assert_eq!(token_id, allowed[0]);
+        }
+        // The log-probability is that of the raw logits.
+        let plain = SampleRow { forced: Some(token_id), ..row };
+        prop_assert_eq!(sampled.chosen, sample(&logits, &plain).0.chosen);
+    }
+
     #[test]
     fn the_most_likely_tokens_are_those_of_a_sort(
         logits in prop::collection::vec(any_logit(), 1..300),
@@ -193,7 +236,8 @@ fn the_same_seed_and_counter_draw_the_same_token_in_any_scratch() {
     let mut drawn = Vec::new();
     for counter in 0..64 {
         let row = SampleRow { counter, top_p: 0.95, ..plain_row() };
-        let again = sample_row(&logits, &row, &[], &[], &mut scratch, &mut Vec::new()).chosen.token_id;
+        let again =
+            sample_row(&logits, &row, RowLists::default(), &mut scratch, &mut Vec::new()).chosen.token_id;
         assert_eq!(again, token(&logits, &row));
         drawn.push(again);
     }
@@ -208,9 +252,10 @@ fn scratch_is_not_outgrown() {
     let logits = Random::new(2).normals(1000);
     let mut scratch = SampleScratch::with_vocab_size(1000);
     let capacity = (scratch.adjusted.capacity(), scratch.candidates.capacity());
+    let lists = RowLists { biases: &[(1, 1.0)], ..RowLists::default() };
     for top_k in [0, 1, 600, 999] {
         let row = SampleRow { top_k, num_logprobs: Some(128), ..plain_row() };
-        sample_row(&logits, &row, &[], &[(1, 1.0)], &mut scratch, &mut Vec::new());
+        sample_row(&logits, &row, lists, &mut scratch, &mut Vec::new());
     }
     assert_eq!((scratch.adjusted.capacity(), scratch.candidates.capacity()), capacity);
 }
@@ -268,15 +313,17 @@ fn biases_then_penalties_in_vllms_order() {
     let row =
         SampleRow { repetition_penalty: 2.0, presence_penalty: 0.25, frequency_penalty: 0.5, ..plain_row() };
     let mut logits = [3.0, 4.0, -1.0, 1.0, 5.0];
-    adjust::adjust(&mut logits, &row, &history, &[(0, 1.0), (4, f32::NEG_INFINITY), (98, 1.0)]);
+    let biases = [(0, 1.0), (4, f32::NEG_INFINITY), (98, 1.0)];
+    let lists = RowLists { history: &history, biases: &biases, mask: &[] };
+    adjust::adjust(&mut logits, &row, &lists);
     assert_eq!(logits, [2.0, 4.0 / 2.0 - 1.0 - 0.25, -2.0 - 0.5 - 0.25, 1.0, f32::NEG_INFINITY]);
 
     let greedy = SampleRow { temperature: 0.0, ..row };
-    let biases = [(4, f32::NEG_INFINITY)];
+    let lists = RowLists { history: &history, biases: &[(4, f32::NEG_INFINITY)], mask: &[] };
     let mut top = Vec::new();
     let raw = [1.0, 4.0, -1.0, 1.0, 5.0];
     let scored = SampleRow { num_logprobs: Some(1), ..greedy };
-    let sampled = sample_row(&raw, &scored, &history, &biases, &mut SampleScratch::default(), &mut top);
+    let sampled = sample_row(&raw, &scored, lists, &mut SampleScratch::default(), &mut top);
     // Token 3 wins after the ban of 4 and the penalty on 1; its log-probability is still that of the raw logits.
     assert_eq!((sampled.chosen.token_id, sampled.chosen.rank), (3, 3));
     assert_eq!(top[0].token_id, 4);

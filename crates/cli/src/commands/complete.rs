@@ -26,7 +26,10 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
         max_tokens: Some(DEFAULT_MAX_TOKENS),
         ..SamplingParams::default()
     };
-    let params = args.sampling.apply(&defaults, args.engine.seed);
+    let params = SamplingParams {
+        structured_outputs: args.structured.wish()?,
+        ..args.sampling.apply(&defaults, args.engine.seed)
+    };
     params.validate(u32::MAX)?;
 
     let mut session = Session::open(args.model.as_deref(), &args.engine)?;
@@ -34,6 +37,9 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
         eprintln!("{}", session.engine.memory_plan());
     }
     let prompts = prompts.encode(args, &session.text)?;
+    let vocab_size = session.engine.model_config().vocab_size;
+    let wish = params.structured_outputs.as_ref();
+    let constraint = wish.map(|wish| session.text.compile(wish, vocab_size)).transpose()?;
     let params = Arc::new(params);
     let requests: Vec<Request> = prompts
         .into_iter()
@@ -41,6 +47,7 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
             params: Arc::clone(&params),
             priority: args.request.priority,
             cache_salt: args.request.cache_salt.as_deref().map(Arc::from),
+            constraint: constraint.clone(),
             ..Request::new(session.engine.new_request_id(), prompt_token_ids, SamplingParams::default())
         })
         .collect();

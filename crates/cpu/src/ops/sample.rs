@@ -32,14 +32,12 @@ impl Step<'_> {
             let (samplers, draws) = *shared.get();
             while let Some(unit) = units.take() {
                 let row = &input.samples[unit];
-                let history = &input.history[row.history.start as usize..row.history.end as usize];
-                let biases = &input.biases[row.bias.start as usize..row.bias.end as usize];
+                let lists = input.lists_of(row);
                 // SAFETY: there is one sampler a worker and one draw a unit; the row of logits is only read.
                 unsafe {
                     let values = std::slice::from_raw_parts(logits.row(row.logit_row as usize), logits.cols);
                     let sampler = &mut *samplers.add(worker.index);
-                    let sampled =
-                        sample_row(values, row, history, biases, &mut sampler.scratch, &mut sampler.top);
+                    let sampled = sample_row(values, row, lists, &mut sampler.scratch, &mut sampler.top);
                     *draws.add(unit) = Some(Draw { sampled, worker: worker.index });
                 }
             }

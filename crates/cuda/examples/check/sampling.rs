@@ -129,6 +129,17 @@ fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
                 input.biases.push((random.below(vocab + 5) as u32, bias));
             }
         }
+        let mask_start = input.masks.len() as u32;
+        if pick(random, 3) {
+            let odds = 1 + random.below(40);
+            let words = vocab.div_ceil(32);
+            let bits = |random: &mut Random| {
+                (0..32).fold(0, |word, bit| word | u32::from(random.below(odds) == 0) << bit)
+            };
+            input.masks.extend((0..words).map(|_| bits(random)));
+            // At least one token is allowed.
+            input.masks[mask_start as usize] |= 2;
+        }
         let is_forced = pick(random, 10);
         input.samples.push(SampleRow {
             logit_row: ROWS as u32 - 1 - row,
@@ -142,6 +153,7 @@ fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
             frequency_penalty: random.uniform(),
             history: history_start..input.history.len() as u32,
             bias: bias_start..input.biases.len() as u32,
+            mask: mask_start..input.masks.len() as u32,
             seed: random.next_u64(),
             counter: u64::from(round),
             num_logprobs: pick(random, 2).then(|| random.below(30) as u32),
@@ -156,10 +168,8 @@ fn on_host(input: &StepInput, logits: &[f32], vocab: usize) -> StepOutput {
     let mut top = Vec::new();
     for row in &input.samples {
         top.clear();
-        let history = &input.history[row.history.start as usize..row.history.end as usize];
-        let biases = &input.biases[row.bias.start as usize..row.bias.end as usize];
         let logits = &logits[row.logit_row as usize * vocab..][..vocab];
-        let sampled = sample_row(logits, row, history, biases, &mut scratch, &mut top);
+        let sampled = sample_row(logits, row, input.lists_of(row), &mut scratch, &mut top);
         push_sampled(&mut output, &sampled, &top);
     }
     output

@@ -22,7 +22,7 @@ struct PlanHeader {
 struct StepHeader {
     u32 num_tokens, num_logit_rows, num_samples;
     u32 token_ids, positions, slots, pages, logit_rows, samples, history, biases;
-    u32 swap_out, swap_in, copies, reserved[2];
+    u32 swap_out, swap_in, copies, masks, reserved;
     PlanHeader plans[8];
 };
 
@@ -41,6 +41,7 @@ struct SampleRow {
     float top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     u32 history_start, history_end, bias_start, bias_end, num_logprobs;
     u32 seed_low, seed_high, counter_low, counter_high;
+    u32 mask_start, mask_end;
 };
 
 __device__ __forceinline__ const u32* words(const StepHeader* step, u32 offset) {

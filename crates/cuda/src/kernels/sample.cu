@@ -1,7 +1,7 @@
 // One token from each row of logits. `baton_backend::sampling` defines what must come out, to the last bit of the weights:
 // probabilities are integers (2^40 for the most likely token), so that sums do not depend on who adds what.
 //
-// Two kernels. `sample_prepare` (many blocks a row) applies biases and penalties and finds each part's largest logit.
+// Two kernels. `sample_prepare` (many blocks a row) applies biases, penalties and the mask and finds each part's largest logit.
 // `sample_choose` (one block a row) is then done at once for a greedy row. For the others it finds the cut of top-k and
 // top-p by a radix search over the bits of the logits (four passes of 8 bits, counting tokens or adding weights), never a
 // sort, and draws with two passes in the order of the ids.
@@ -79,7 +79,14 @@ __device__ u64 random_bits(const SampleRow& row) {
 
 __device__ __forceinline__ bool changes_logits(const SampleRow& row) {
     bool penalises = row.repetition_penalty != 1.0f || row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
-    return row.bias_start != row.bias_end || (penalises && row.history_start != row.history_end);
+    return row.bias_start != row.bias_end || row.mask_start != row.mask_end || (penalises && row.history_start != row.history_end);
+}
+
+// Whether a row's mask (one bit a token, none at all allows every token) lets a token be drawn.
+__device__ __forceinline__ bool is_allowed(const SampleParams& p, const SampleRow& row, u32 token) {
+    if (row.mask_start == row.mask_end) return true;
+    u32 word = row.mask_start + token / 32;
+    return word < row.mask_end && (words(p.step, p.step->masks)[word] >> (token % 32) & 1);
 }
 
 // The better of two: the larger logit, of equals the lower id.
@@ -136,11 +143,16 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
             adjusted[token] = x;
         }
         __syncthreads();
+        for (u32 i = start + threadIdx.x; i < end; i += 256)
+            if (!is_allowed(p, row, i)) adjusted[i] = NEG_INF;
+        __syncthreads();
         logits = adjusted;
     }
     float max = NEG_INF;
     u32 best = NONE;
-    for (u32 i = start + threadIdx.x; i < end; i += 256) keep_better(max, best, clean(logits[i]), i);
+    // Where every logit is minus infinity, the lowest allowed token wins.
+    for (u32 i = start + threadIdx.x; i < end; i += 256)
+        if (is_allowed(p, row, i)) keep_better(max, best, clean(logits[i]), i);
     warp_best(max, best);
     if (threadIdx.x % 32 == 0) {
         shared_max[threadIdx.x / 32] = max;
@@ -403,7 +415,7 @@ KERNEL __launch_bounds__(THREADS, 1) sample_choose(const SampleParams p) {
         float max = p.part_max[sample * PARTS + threadIdx.x % 32];
         u32 best = p.part_best[sample * PARTS + threadIdx.x % 32];
         warp_best(max, best);
-        token = max == NEG_INF ? 0 : best;
+        token = best == NONE ? 0 : best;
         if (row.temperature > 0.0f && max != NEG_INF) {
             const float* logits =
                 changes_logits(row) ? p.adjusted + (u64)sample * p.vocab : p.logits + (u64)row.logit_row * p.vocab;

@@ -16,10 +16,12 @@ use crate::params::{ApiFields, Show, sampling_params};
 use crate::prepare::{self, ChatOptions};
 use crate::sse::{self, EventSource, Events};
 use crate::state::App;
+use crate::structured;
 use crate::types::chat::{
     AnswerMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFields, ChatResponse,
 };
 use crate::types::common::SamplingFields;
+use crate::types::structured::StructuredFields;
 use crate::{FINGERPRINT, ids};
 
 use super::{check_model, json, refuse};
@@ -33,6 +35,7 @@ pub async fn create(
     let body = JsonBody::read(&app, request).await?;
     let mut chat: ChatFields = body.parse()?;
     let fields: SamplingFields = body.parse()?;
+    let structured: StructuredFields = body.parse()?;
     drop(body);
     check_model(&app, fields.model.as_deref())?;
     check_supported(&chat)?;
@@ -43,7 +46,8 @@ pub async fn create(
         logprobs: top_logprobs,
         best_of: chat.best_of,
     };
-    let params = sampling_params(&app, &fields, api)?;
+    let mut params = sampling_params(&app, &fields, api)?;
+    structured::apply(&app, structured, &mut params).await?;
     let missing = || ApiError::invalid_field("messages", "messages is missing: give at least one message");
     let messages = chat.messages.take().ok_or_else(missing)?;
     let echo = echoed(&chat, &messages);
@@ -84,19 +88,11 @@ fn check_supported(chat: &ChatFields) -> Result<(), ApiError> {
         ("tool_choice", &chat.tool_choice),
         ("functions", &chat.functions),
         ("function_call", &chat.function_call),
-        ("structured_outputs", &chat.structured_outputs),
-        ("guided_json", &chat.guided_json),
-        ("guided_regex", &chat.guided_regex),
-        ("guided_choice", &chat.guided_choice),
-        ("guided_grammar", &chat.guided_grammar),
         ("audio", &chat.audio),
         ("web_search_options", &chat.web_search_options),
         ("chat_template", &chat.chat_template),
         ("mm_processor_kwargs", &chat.mm_processor_kwargs),
     ])?;
-    if chat.response_format.as_ref().is_some_and(|format| format.kind != "text") {
-        return Err(ApiError::unsupported("response_format"));
-    }
     if chat.modalities.as_ref().is_some_and(|modes| modes.iter().any(|mode| mode != "text")) {
         return Err(ApiError::unsupported("modalities"));
     }

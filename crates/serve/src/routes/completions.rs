@@ -17,11 +17,13 @@ use crate::params::{ApiFields, Show, sampling_params};
 use crate::prepare;
 use crate::sse::{self, EventSource, Events};
 use crate::state::App;
+use crate::structured;
 use crate::types::common::SamplingFields;
 use crate::types::completions::{
     CompletionChoice, CompletionChunk, CompletionFields, CompletionLogprobs, CompletionResponse,
 };
 use crate::types::prompt::Prompt;
+use crate::types::structured::StructuredFields;
 use crate::{FINGERPRINT, ids};
 
 use super::{check_model, json, refuse};
@@ -38,6 +40,7 @@ pub async fn create(
     let body = JsonBody::read(&app, request).await?;
     let mut completion: CompletionFields = body.parse()?;
     let mut fields: SamplingFields = body.parse()?;
+    let structured: StructuredFields = body.parse()?;
     drop(body);
     check_model(&app, fields.model.as_deref())?;
     check_supported(&completion)?;
@@ -55,7 +58,8 @@ pub async fn create(
         logprobs: completion.logprobs,
         best_of: completion.best_of,
     };
-    let params = sampling_params(&app, &fields, api)?;
+    let mut params = sampling_params(&app, &fields, api)?;
+    structured::apply(&app, structured, &mut params).await?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
     let (prompts, echoes) = prepare_prompts(&app, &completion, prompts, echo).await?;
@@ -90,18 +94,7 @@ pub async fn create(
 }
 
 fn check_supported(completion: &CompletionFields) -> Result<(), ApiError> {
-    refuse(&[
-        ("suffix", &completion.suffix),
-        ("prompt_embeds", &completion.prompt_embeds),
-        ("structured_outputs", &completion.structured_outputs),
-        ("guided_json", &completion.guided_json),
-        ("guided_regex", &completion.guided_regex),
-        ("guided_choice", &completion.guided_choice),
-        ("guided_grammar", &completion.guided_grammar),
-    ])?;
-    if completion.response_format.as_ref().is_some_and(|format| format.kind != "text") {
-        return Err(ApiError::unsupported("response_format"));
-    }
+    refuse(&[("suffix", &completion.suffix), ("prompt_embeds", &completion.prompt_embeds)])?;
     Ok(())
 }
 

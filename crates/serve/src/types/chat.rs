@@ -28,28 +28,15 @@ pub struct ChatFields {
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Prepend the last message, where it has the role of the answer.
     pub echo: Option<bool>,
-    pub response_format: Option<ResponseFormat>,
     pub chat_template: Unsupported,
     pub tools: Unsupported,
     pub tool_choice: Unsupported,
     pub functions: Unsupported,
     pub function_call: Unsupported,
-    pub structured_outputs: Unsupported,
-    pub guided_json: Unsupported,
-    pub guided_regex: Unsupported,
-    pub guided_choice: Unsupported,
-    pub guided_grammar: Unsupported,
     pub audio: Unsupported,
     pub modalities: Option<Vec<String>>,
     pub web_search_options: Unsupported,
     pub mm_processor_kwargs: Unsupported,
-}
-
-/// Only `text` so far.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-pub struct ResponseFormat {
-    #[serde(rename = "type")]
-    pub kind: String,
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -6,7 +6,6 @@ use baton_core::TokenId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::chat::ResponseFormat;
 use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
 use super::prompt::Prompts;
 
@@ -24,14 +23,8 @@ pub struct CompletionFields {
     /// Report log-probabilities, with this many alternatives.
     pub logprobs: Option<u32>,
     pub add_special_tokens: Option<bool>,
-    pub response_format: Option<ResponseFormat>,
     pub suffix: Unsupported,
     pub prompt_embeds: Unsupported,
-    pub structured_outputs: Unsupported,
-    pub guided_json: Unsupported,
-    pub guided_regex: Unsupported,
-    pub guided_choice: Unsupported,
-    pub guided_grammar: Unsupported,
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]

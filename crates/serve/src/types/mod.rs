@@ -5,4 +5,5 @@ pub mod chat;
 pub mod common;
 pub mod completions;
 pub mod prompt;
+pub mod structured;
 pub mod text;

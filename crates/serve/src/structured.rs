@@ -1,0 +1,208 @@
+//! Structured output, from the fields of a request to the compiled constraint that goes to the engine with it.
+//!
+//! Compiling happens on threads of its own, few at a time, so that a heavy schema delays neither prompts nor streams.
+//! A request's shape is compiled when its fields are read, so that the error names the field that the client sent, and
+//! found in the compiler's cache when its prompts are handed to the engine.
+
+use std::sync::Arc;
+
+use baton_core::{Constraint, SamplingParams, StructuredOutput, TokenId};
+use baton_grammar::{CompiledGrammar, GrammarCompiler, GrammarError};
+use baton_text::Tokenizer;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use crate::error::ApiError;
+use crate::state::App;
+use crate::types::structured::{ResponseFormat, StructuredFields, StructuredOutputs};
+
+/// Requests that may have a thread to compile on.
+const MAX_WORKERS: usize = 4;
+
+/// The served model's compiler.
+#[derive(Debug)]
+pub struct Grammars {
+    compiler: Arc<GrammarCompiler>,
+    workers: Arc<Semaphore>,
+}
+
+impl Grammars {
+    pub fn new(tokenizer: &Arc<Tokenizer>, vocab_size: usize, eos_token_ids: &Arc<[TokenId]>) -> Self {
+        let compiler = GrammarCompiler::new(Arc::clone(tokenizer), vocab_size, Arc::clone(eos_token_ids));
+        Self { compiler: Arc::new(compiler), workers: Arc::new(Semaphore::new(MAX_WORKERS)) }
+    }
+}
+
+/// Reads the fields into the parameters. What cannot be kept is an error that names its field.
+pub async fn apply(app: &App, fields: StructuredFields, params: &mut SamplingParams) -> Result<(), ApiError> {
+    let Some((field, wish)) = wish(fields)? else { return Ok(()) };
+    params.structured_outputs = Some(wish);
+    params
+        .validate(app.model.vocab_size as u32)
+        .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
+    constraint(app, params, field).await.map(drop)
+}
+
+/// The compiled shape of a request; `field` is blamed where it has none.
+pub async fn constraint(
+    app: &App,
+    params: &SamplingParams,
+    field: &str,
+) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+    let Some(wish) = params.structured_outputs.clone() else { return Ok(None) };
+    let Some(grammars) = &app.model.grammars else {
+        let message = format!("{field}: this model has no tokenizer, so that its outputs have no shape");
+        return Err(ApiError::invalid_field(field, message));
+    };
+    let permit = Arc::clone(&grammars.workers).acquire_owned().await;
+    let permit = permit.map_err(|closed| ApiError::internal(&closed))?;
+    let compiler = Arc::clone(&grammars.compiler);
+    let task = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        compiler.compile(&wish)
+    });
+    let compiled = task.await.map_err(|error| ApiError::internal(&error))?;
+    match compiled {
+        Ok(compiled) => Ok(Some(compiled as Arc<CompiledGrammar> as Arc<dyn Constraint>)),
+        Err(GrammarError::Busy) => Err(ApiError::busy()),
+        Err(error) => Err(ApiError::invalid_field(field, format!("{field}: {error}"))),
+    }
+}
+
+/// The one shape that the fields ask for, and the field that does.
+fn wish(fields: StructuredFields) -> Result<Option<(&'static str, StructuredOutput)>, ApiError> {
+    let mut found: Option<(&'static str, StructuredOutput)> = None;
+    let asked = [
+        ("response_format", fields.response_format.map_or(Ok(None), response_format)?),
+        ("structured_outputs", fields.structured_outputs.map(structured_outputs).transpose()?),
+        ("guided_json", given(fields.guided_json).map(json)),
+        ("guided_regex", fields.guided_regex.map(StructuredOutput::Regex)),
+        ("guided_choice", fields.guided_choice.map(StructuredOutput::Choice)),
+        ("guided_grammar", fields.guided_grammar.map(StructuredOutput::Grammar)),
+    ];
+    for (field, shape) in asked {
+        let Some(shape) = shape else { continue };
+        if let Some((other, _)) = &found {
+            let message = format!("{field} and {other} both say what the output must be: give one of them");
+            return Err(ApiError::invalid_field(field, message));
+        }
+        found = Some((field, shape));
+    }
+    Ok(found)
+}
+
+fn response_format(format: ResponseFormat) -> Result<Option<StructuredOutput>, ApiError> {
+    match format.kind.as_str() {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(StructuredOutput::JsonObject)),
+        "json_schema" => {
+            let schema = format.json_schema.and_then(|named| given(named.schema));
+            let param = "response_format.json_schema.schema";
+            let missing = || ApiError::invalid_field(param, format!("{param} is missing"));
+            Ok(Some(json(schema.ok_or_else(missing)?)))
+        }
+        other => {
+            let message = format!(
+                "response_format.type must be \"text\", \"json_object\" or \"json_schema\", got {other:?}"
+            );
+            Err(ApiError::invalid_field("response_format.type", message))
+        }
+    }
+}
+
+fn structured_outputs(asked: StructuredOutputs) -> Result<StructuredOutput, ApiError> {
+    let asks = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
+    // It only asks for a refusal where another implementation would guess; there is none here.
+    let unknown = asked.others.iter().find(|(name, value)| asks(value) && *name != "disable_fallback");
+    if let Some((name, _)) = unknown {
+        return Err(ApiError::unsupported(&format!("structured_outputs.{name}")));
+    }
+    let shapes = [
+        given(asked.json).map(json),
+        asked.regex.map(StructuredOutput::Regex),
+        asked.choice.map(StructuredOutput::Choice),
+        asked.grammar.map(StructuredOutput::Grammar),
+        asked.json_object.filter(|&wanted| wanted).map(|_| StructuredOutput::JsonObject),
+    ];
+    let mut shapes = shapes.into_iter().flatten();
+    match (shapes.next(), shapes.next()) {
+        (Some(shape), None) => Ok(shape),
+        _ => {
+            let message =
+                "structured_outputs must hold exactly one of json, regex, choice, grammar and json_object";
+            Err(ApiError::invalid_field("structured_outputs", message))
+        }
+    }
+}
+
+fn given(value: Option<Value>) -> Option<Value> {
+    value.filter(|value| !value.is_null())
+}
+
+/// A schema may come as an object or as its text.
+fn json(schema: Value) -> StructuredOutput {
+    StructuredOutput::Json(match schema {
+        Value::String(text) => text,
+        other => other.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn wished(fields: Value) -> Result<Option<(&'static str, StructuredOutput)>, String> {
+        let fields = serde_json::from_value(fields).expect("fields");
+        wish(fields).map_err(|error| {
+            let detail = error.body().error;
+            format!("{}: {}", detail.param.unwrap_or_default(), detail.message)
+        })
+    }
+
+    #[test]
+    fn every_way_of_asking_is_understood() {
+        use StructuredOutput::{Choice, Grammar, Json, JsonObject, Regex};
+        let schema = json!({"type": "array"});
+        let text = || schema.to_string();
+        let named = json!({"name": "a", "schema": schema, "strict": true});
+        for (fields, expected) in [
+            (json!({"response_format": {"type": "json_object"}}), JsonObject),
+            (json!({"response_format": {"type": "json_schema", "json_schema": named}}), Json(text())),
+            (json!({"structured_outputs": {"json": schema}}), Json(text())),
+            (json!({"structured_outputs": {"json": text(), "regex": null}}), Json(text())),
+            (json!({"structured_outputs": {"regex": "a+", "disable_fallback": true}}), Regex("a+".into())),
+            (json!({"structured_outputs": {"choice": ["a"]}}), Choice(vec!["a".into()])),
+            (json!({"structured_outputs": {"grammar": "start: \"a\""}}), Grammar("start: \"a\"".into())),
+            (json!({"structured_outputs": {"json_object": true}}), JsonObject),
+            (json!({"guided_json": schema}), Json(text())),
+            (json!({"guided_regex": "a", "response_format": {"type": "text"}}), Regex("a".into())),
+            (json!({"guided_choice": ["a", "b"]}), Choice(vec!["a".into(), "b".into()])),
+            (json!({"guided_grammar": "g"}), Grammar("g".into())),
+        ] {
+            assert_eq!(wished(fields.clone()).expect("understood").expect("asked").1, expected, "{fields}");
+        }
+        assert_eq!(wished(json!({"response_format": {"type": "text"}})), Ok(None));
+        assert_eq!(wished(json!({"guided_json": null})), Ok(None));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        for (fields, expected) in [
+            (json!({"response_format": {"type": "xml"}}), "response_format.type: "),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema: "),
+            (json!({"structured_outputs": {}}), "structured_outputs: "),
+            (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs: "),
+            (json!({"structured_outputs": {"structural_tag": {}}}), "structured_outputs.structural_tag: "),
+            (
+                json!({"guided_regex": "a", "guided_json": {}}),
+                "guided_regex: guided_regex and guided_json both",
+            ),
+            (json!({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}), "guided_choice: "),
+        ] {
+            let refused = wished(fields.clone()).expect_err("must be refused");
+            assert!(refused.starts_with(expected), "{fields}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The ways in which a request may ask for an output of a certain shape: OpenAI's, vLLM's, and vLLM's older one.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// At most one of these may be set.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct StructuredFields {
+    pub response_format: Option<ResponseFormat>,
+    pub structured_outputs: Option<StructuredOutputs>,
+    /// A JSON schema, as an object or as its text.
+    pub guided_json: Option<Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    /// A grammar in Lark syntax.
+    pub guided_grammar: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub json_schema: Option<NamedSchema>,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct NamedSchema {
+    pub name: Option<String>,
+    pub description: Option<String>,
+    pub schema: Option<Value>,
+    /// Schemas are always kept strictly.
+    pub strict: Option<bool>,
+}
+
+/// One of these.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct StructuredOutputs {
+    /// A JSON schema, as an object or as its text.
+    pub json: Option<Value>,
+    /// What the whole output matches.
+    pub regex: Option<String>,
+    pub choice: Option<Vec<String>>,
+    /// A grammar in Lark syntax.
+    pub grammar: Option<String>,
+    /// Any JSON object.
+    pub json_object: Option<bool>,
+    /// Refused, where they ask for something.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
