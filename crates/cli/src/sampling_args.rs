@@ -103,7 +103,6 @@ impl SamplingArgs {
             prompt_logprobs: self.prompt_logprobs,
             n: self.n.unwrap_or(defaults.n),
             best_of: self.best_of,
-            structured_outputs: None,
             beam,
             structured_outputs: None,
         }
