@@ -193,6 +193,9 @@ fn reason(message: &str) -> String {
             keys.trim_matches(['[', ']']).replace('"', "")
         );
     }
+    if let Some((address, _)) = line.strip_prefix("Resource '").and_then(|rest| rest.split_once('\'')) {
+        return format!("$ref to {address} is not supported: only references within the schema are");
+    }
     if line.contains("NoExtension") {
         return "there is nothing that it lets be written".to_owned();
     }

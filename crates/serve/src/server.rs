@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum ServeError {
     #[error("cannot listen on {address}: {cause}; choose another --port or --host")]
     Bind { address: SocketAddr, cause: io::Error },
-    #[error("TLS: {0}")]
+    #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(transparent)]
     PublicPrefix(#[from] PublicPrefixError),
