@@ -1,6 +1,7 @@
 //! The chores of the repository, in Rust instead of scripts: `cargo xtask test` is what CI runs.
 #![forbid(unsafe_code)]
 
+mod clients;
 mod setup;
 mod tidy;
 
@@ -19,6 +20,7 @@ Commands:
   test     Fetch what the tests need, check style and crate graph, run all tests (this is what CI runs)
   setup    Only fetch: the default model and the tokeniser test files, into .cache/
   tidy     Only check: crate graph, file lengths, unsafe code, leftover marks
+  clients  Only run the public client libraries (Python, Node) against a server with the default model
   fuzz     Run every fuzz target for a while (needs cargo-fuzz and a nightly toolchain): cargo xtask fuzz [SECONDS]
 ";
 
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         ["test"] => test(),
         ["setup"] => setup::fetch().map(drop),
         ["tidy"] => tidy::run(&root()),
+        ["clients"] => setup::fetch().and_then(|data| clients::test(&data.model)),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         [] | ["help" | "-h" | "--help"] => {
@@ -67,6 +70,7 @@ fn test() -> Result<()> {
     let environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
     cargo(&["test", "--workspace", "--locked"], &environment)?;
+    clients::test(&data.model)?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
     Ok(())
 }
