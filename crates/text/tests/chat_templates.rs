@@ -81,7 +81,7 @@ fn templates_are_asked_what_they_show() {
         TemplateAbilities { short_call_ids: true, ..all }
     );
     let deepseek = abilities("deepseek-ai-DeepSeek-R1-Distill-Llama-8B");
-    assert_eq!((deepseek.tools, deepseek.tool_calls), (false, Some(ArgumentsForm::Text)));
+    assert_eq!((deepseek.system, deepseek.tools), (true, false));
     let gemma = abilities("google-gemma-2-2b-it");
     assert_eq!((gemma.system, gemma.tools, gemma.tool_calls), (false, false, None));
 }

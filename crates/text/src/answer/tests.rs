@@ -54,8 +54,8 @@ fn show(events: &[AnswerEvent]) -> String {
     for event in events {
         match event {
             AnswerEvent::Content(content) => text.push_str(content),
-            AnswerEvent::Reasoning(reasoning) => text.push_str(&format!("[{reasoning}]")),
-            AnswerEvent::CallBegin { name, .. } => text.push_str(&format!("{name}(")),
+            AnswerEvent::Reasoning(reasoning) => text.extend(["[", reasoning, "]"]),
+            AnswerEvent::CallBegin { name, .. } => text.extend([name, "("]),
             AnswerEvent::Arguments { text: arguments, .. } => text.push_str(arguments),
             AnswerEvent::CallEnd { .. } => text.push(')'),
         }

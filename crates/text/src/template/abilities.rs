@@ -38,27 +38,26 @@ impl ChatTemplate {
         let user = json!({"role": "user", "content": "Hi"});
         let system = json!({"role": "system", "content": WORD});
         let schema = json!({"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]});
-        let tools = json!([{
-            "type": "function",
-            "function": {"name": WORD, "description": "it", "parameters": schema},
-        }]);
+        let tools = |name: &str| {
+            json!([{
+                "type": "function",
+                "function": {"name": name, "description": "it", "parameters": schema},
+            }])
+        };
         let call = |id: &str, arguments: Value| {
             json!({"role": "assistant", "content": "", "tool_calls": [
                 {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}},
             ]})
         };
         let result = |id: &str, content: &str| json!({"role": "tool", "content": content, "tool_call_id": id, "name": "f"});
-        let shows = |messages: &[Value], tools: Option<&Value>| {
-            let options = RenderOptions {
-                add_generation_prompt: true,
-                tools: tools.cloned(),
-                ..RenderOptions::default()
-            };
+        let shows_with = |messages: &[Value], tools: Option<Value>| {
+            let options = RenderOptions { add_generation_prompt: true, tools, ..RenderOptions::default() };
             self.render(messages, &options).is_ok_and(|text| text.contains(WORD))
         };
-        let shows_call = |arguments: Value| {
-            shows(&[user.clone(), call(SHORT_ID, arguments), result(SHORT_ID, "ok")], None)
-        };
+        // Some templates show calls only where there are functions, or insist on functions.
+        let shows = |messages: &[Value]| shows_with(messages, Some(tools("f"))) || shows_with(messages, None);
+        let shows_call =
+            |arguments: Value| shows(&[user.clone(), call(SHORT_ID, arguments), result(SHORT_ID, "ok")]);
         let tool_calls = if shows_call(json!({ "a": WORD })) {
             Some(ArgumentsForm::Object)
         } else if shows_call(json!({ "a": WORD }).to_string().into()) {
@@ -71,12 +70,12 @@ impl ChatTemplate {
                 Some(ArgumentsForm::Text) => json!("{}"),
                 _ => json!({}),
             };
-            shows(&[user.clone(), call(id, arguments), result(id, WORD)], None)
+            shows(&[user.clone(), call(id, arguments), result(id, WORD)])
         };
         let tool_results = shows_result(SHORT_ID);
         TemplateAbilities {
-            system: shows(&[system, user.clone()], None),
-            tools: shows(std::slice::from_ref(&user), Some(&tools)),
+            system: shows(&[system, user.clone()]),
+            tools: shows_with(std::slice::from_ref(&user), Some(tools(WORD))),
             tool_calls,
             tool_results,
             short_call_ids: tool_results && !shows_result(LONG_ID),
