@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod browser;
+mod clients;
 mod dist;
 mod setup;
 mod tidy;
@@ -23,6 +24,7 @@ Commands:
   dist     Build the release tarball under target/dist and try it
   setup    Only fetch: the default model and the tokeniser test files, into .cache/
   tidy     Only check: crate graph, file lengths, unsafe code, leftover marks
+  clients  Only run the public client libraries (Python, Node) against a server with the default model
   fuzz     Run every fuzz target for a while (needs cargo-fuzz and a nightly toolchain): cargo xtask fuzz [SECONDS]
 ";
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         ["dist", profile] => dist::build(profile),
         ["setup"] => setup::fetch().map(drop),
         ["tidy"] => tidy::run(&root()),
+        ["clients"] => setup::fetch().and_then(|data| clients::test(&data.model)),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         [] | ["help" | "-h" | "--help"] => {
@@ -75,6 +78,7 @@ fn test() -> Result<()> {
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
     cargo(&["test", "--workspace", "--locked"], &environment)?;
     browser::test(&data.model)?;
+    clients::test(&data.model)?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
     Ok(())
 }

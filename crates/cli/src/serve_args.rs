@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use baton_serve::OtlpEndpoint;
+use baton_serve::{OtlpEndpoint, ParserChoice};
+use baton_text::{ReasoningFormat, ToolFormat};
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -24,6 +25,8 @@ pub struct ServeArgs {
     pub model: Option<String>,
     #[command(flatten)]
     pub listen: ListenArgs,
+    #[command(flatten)]
+    pub speech: SpeechArgs,
     #[command(flatten)]
     pub log: LogArgs,
     #[command(flatten)]
@@ -84,6 +87,29 @@ pub struct ListenArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Tools, reasoning and responses")]
+pub struct SpeechArgs {
+    /// How the model calls functions: auto (as its chat template shows), hermes, llama3_json, mistral or json
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ToolFormat>)]
+    pub tool_call_parser: ParserChoice<ToolFormat>,
+    /// How the model writes its reasoning: auto (as its chat template shows), deepseek_r1, qwen3, mistral or none
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ReasoningFormat>)]
+    pub reasoning_parser: ParserChoice<ReasoningFormat>,
+    /// Taken because vLLM needs it; here functions can always be called
+    #[arg(long)]
+    pub enable_auto_tool_choice: bool,
+    /// The most responses kept for /v1/responses
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub max_stored_responses: usize,
+    /// The most memory for them
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
+    pub max_stored_size: u64,
+    /// How long they are kept
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600.0, value_parser = parse_seconds)]
+    pub stored_response_ttl: f64,
+}
+
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Logs")]
 pub struct LogArgs {
     /// How the log (on stderr) is written
@@ -131,6 +157,14 @@ impl ServeArgs {
     }
 }
 
+fn parse_parser<F: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<ParserChoice<F>, String> {
+    match name {
+        "auto" => Ok(ParserChoice::Auto),
+        "none" => Ok(ParserChoice::Off),
+        _ => name.parse().map(ParserChoice::Fixed).map_err(|error: F::Err| error.to_string()),
+    }
+}
+
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
@@ -160,6 +194,10 @@ mod tests {
         for wrong in ["-1", "nan", "1e9", "soon"] {
             assert!(parse_seconds(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(parse_parser("auto"), Ok(ParserChoice::<ToolFormat>::Auto));
+        assert_eq!(parse_parser("hermes"), Ok(ParserChoice::Fixed(ToolFormat::Hermes)));
+        assert_eq!(parse_parser("none"), Ok(ParserChoice::<ReasoningFormat>::Off));
+        assert!(parse_parser::<ReasoningFormat>("hermes").is_err_and(|error| error.contains("qwen3")));
         assert!("info".parse::<LogLevel>().is_ok());
         assert!("loud".parse::<LogLevel>().is_err());
     }

@@ -60,6 +60,9 @@ pub struct RequestOutput {
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// Prompt tokens whose KV came from the prefix cache. Set with the first output.
     pub num_cached_tokens: u32,
+    /// The hidden state of the last prompt token after the last norm, with `pooling`; empty otherwise. Set with the first
+    /// output.
+    pub pooled: Vec<f32>,
     /// No further output of this request follows.
     pub finished: bool,
 }
@@ -86,6 +89,9 @@ impl RequestOutput {
         }
         self.prompt_logprobs.extend(later.prompt_logprobs);
         self.num_cached_tokens = self.num_cached_tokens.max(later.num_cached_tokens);
+        if !later.pooled.is_empty() {
+            self.pooled = later.pooled;
+        }
         self.finished |= later.finished;
     }
 }

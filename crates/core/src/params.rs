@@ -56,6 +56,8 @@ pub struct SamplingParams {
     pub beam: Option<BeamParams>,
     /// The output must have this shape; tokens that would break it are never drawn.
     pub structured_outputs: Option<StructuredOutput>,
+    /// Also give the hidden state of the last prompt token, for embeddings.
+    pub pooling: bool,
 }
 
 /// Beam search, as transformers defines it.
@@ -98,6 +100,7 @@ impl Default for SamplingParams {
             best_of: None,
             beam: None,
             structured_outputs: None,
+            pooling: false,
         }
     }
 }

@@ -10,7 +10,7 @@ use baton_core::{
 };
 use baton_kv::{KvConfig, KvEvent};
 use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles, num_parameters};
-use baton_sched::{Plan, SchedConfig, SchedStats, Scheduler, StepResult};
+use baton_sched::{Plan, PlannedSeq, SchedConfig, SchedStats, Scheduler, StepResult};
 use serde::Serialize;
 
 use crate::handle::EngineHandle;
@@ -239,7 +239,10 @@ impl Engine {
     /// A step whose notes are kept for the loop, which clears them.
     pub(crate) fn step_noted(&mut self) -> Vec<RequestOutput> {
         let mut outputs = Vec::new();
-        while self.in_flight.len() < self.max_steps_in_flight.max(1) {
+        // A hidden state must be read before the next step writes over it.
+        while self.in_flight.len() < self.max_steps_in_flight.max(1)
+            && !self.in_flight.back().is_some_and(pools)
+        {
             self.notes.enter(Phase::Schedule);
             outputs.extend(self.take_masks(MASK_GRACE));
             let plan = self.scheduler.schedule();
@@ -263,11 +266,14 @@ impl Engine {
         let collected = self.backend.collect(&mut self.output);
         self.notes.enter(Phase::Apply);
         match collected {
-            Ok(()) => {
-                let result = step_result(&plan, &self.output);
-                outputs.extend(self.scheduler.apply(&plan, &result));
-                self.begin_masks(&plan, &result);
-            }
+            Ok(()) => match self.pooled_rows(&plan) {
+                Ok(pooled) => {
+                    let result = step_result(&plan, &self.output);
+                    outputs.extend(with_pooled(self.scheduler.apply(&plan, &result), pooled));
+                    self.begin_masks(&plan, &result);
+                }
+                Err(error) => outputs.extend(self.fail(&plan, &error)),
+            },
             Err(error) => outputs.extend(self.fail(&plan, &error)),
         }
         outputs
@@ -306,6 +312,25 @@ impl Engine {
         outputs
     }
 
+    /// The hidden states that the step's requests asked for.
+    fn pooled_rows(&mut self, plan: &Plan) -> Result<HashMap<RequestId, Vec<f32>>, BackendError> {
+        if !pools(plan) {
+            return Ok(HashMap::new());
+        }
+        let hidden_size = self.model.hidden_size;
+        let hidden = self.backend.read_buffer(self.decoder.hidden_buffer(), plan.num_tokens())?;
+        let mut pooled = HashMap::new();
+        let mut end = 0;
+        for seq in &plan.seqs {
+            end += seq.token_ids.len();
+            if is_pooled(seq) {
+                let row = &hidden[(end - 1) * hidden_size..end * hidden_size];
+                pooled.insert(seq.request_id, self.decoder.last_norm(row));
+            }
+        }
+        Ok(pooled)
+    }
+
     fn fail(&mut self, plan: &Plan, error: &BackendError) -> Vec<RequestOutput> {
         self.last_failure = Some(error.to_string());
         self.scheduler.fail(plan)
@@ -333,6 +358,7 @@ impl Engine {
                 outputs: Vec::new(),
                 prompt_logprobs: Vec::new(),
                 num_cached_tokens: 0,
+                pooled: Vec::new(),
                 finished: false,
             });
         }
@@ -385,6 +411,25 @@ impl Engine {
     pub fn spawn_observed(self, observer: Box<dyn Observer>) -> EngineHandle {
         EngineHandle::spawn(self, observer)
     }
+}
+
+/// The step computes the last token of a prompt whose hidden state is wanted.
+fn is_pooled(seq: &PlannedSeq) -> bool {
+    seq.params.pooling && seq.samples.iter().any(|sample| sample.num_output_tokens == 0)
+}
+
+fn pools(plan: &Plan) -> bool {
+    plan.seqs.iter().any(is_pooled)
+}
+
+fn with_pooled(
+    mut outputs: Vec<RequestOutput>,
+    mut pooled: HashMap<RequestId, Vec<f32>>,
+) -> Vec<RequestOutput> {
+    for output in &mut outputs {
+        output.pooled = pooled.remove(&output.request_id).unwrap_or_default();
+    }
+    outputs
 }
 
 /// What of the free memory KV may take when nobody said how much.

@@ -233,6 +233,7 @@ mod tests {
             }],
             prompt_logprobs: Vec::new(),
             num_cached_tokens: 0,
+            pooled: Vec::new(),
             finished,
         }
     }

@@ -145,6 +145,7 @@ impl Group {
             outputs,
             prompt_logprobs: if is_scored { std::mem::take(&mut self.prompt_logprobs) } else { Vec::new() },
             num_cached_tokens: if is_first { self.num_cached_tokens.unwrap_or(0) } else { 0 },
+            pooled: Vec::new(),
             finished,
         }
     }

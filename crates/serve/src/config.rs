@@ -3,9 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use baton_text::{ReasoningFormat, ToolFormat};
+
 use crate::otlp::Endpoint;
 use crate::public::PublicPrefix;
 use crate::tls::TlsFiles;
+
+/// Where a parser is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParserChoice<F> {
+    /// By the chat template.
+    #[default]
+    Auto,
+    Off,
+    Fixed(F),
+}
 
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -39,6 +51,15 @@ pub struct ServerConfig {
     pub shutdown_timeout: Duration,
     /// A step that takes longer than this means that the device or the engine is stuck.
     pub stall_timeout: Duration,
+    /// How the model writes calls of functions.
+    pub tool_call_parser: ParserChoice<ToolFormat>,
+    /// How the model writes its reasoning.
+    pub reasoning_parser: ParserChoice<ReasoningFormat>,
+    /// Answers of `/v1/responses` that are kept for later requests.
+    pub max_stored_responses: usize,
+    pub max_stored_bytes: usize,
+    /// How long they are kept.
+    pub stored_response_ttl: Duration,
 }
 
 impl Default for ServerConfig {
@@ -60,6 +81,11 @@ impl Default for ServerConfig {
             read_timeout: Duration::from_secs(60),
             shutdown_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(120),
+            tool_call_parser: ParserChoice::Auto,
+            reasoning_parser: ParserChoice::Auto,
+            max_stored_responses: 1024,
+            max_stored_bytes: 64 << 20,
+            stored_response_ttl: Duration::from_secs(3600),
         }
     }
 }

@@ -85,6 +85,18 @@ impl ApiError {
         }
     }
 
+    /// 404 for a stored response that is not there, or not for this key.
+    pub fn no_such_response(param: &str, id: &str) -> Self {
+        let message = format!(
+            "there is no stored response {id:?}: it was not stored, is too old, or belongs to another key"
+        );
+        Self {
+            param: Some(param.to_owned()),
+            code: Some("response_not_found"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
     pub fn no_such_route(method: &str, path: &str) -> Self {
         let message = format!("there is no {method} {path}; GET /docs lists the routes");
         Self {
@@ -212,6 +224,8 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        // For routes that tell of errors in other words.
+        response.extensions_mut().insert(self);
         response
     }
 }

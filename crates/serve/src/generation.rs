@@ -13,7 +13,9 @@ use baton_core::{
     FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput, TokenId,
 };
 use baton_engine::{EngineError, OutputReceiver};
-use baton_text::{OutputOptions, OutputStream};
+use baton_text::{
+    AnswerEvent, AnswerOptions, AnswerParser, OutputOptions, OutputParser, OutputStream, append_events,
+};
 
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -23,7 +25,7 @@ use crate::params::limit_tokens;
 use crate::state::{App, InFlight};
 use crate::structured;
 use crate::trace::Row;
-use crate::types::common::{StopReason, Usage};
+use crate::types::common::{CompletionTokensDetails, StopReason, Usage};
 
 /// What is asked of the engine.
 #[derive(Debug)]
@@ -33,6 +35,18 @@ pub struct Job {
     pub skip_special_tokens: bool,
     pub cache_salt: Option<String>,
     pub priority: i32,
+    /// How the text is taken apart; without it, it stays text.
+    pub reading: Option<Reading>,
+    /// More tokens than the model has room for are asked for by habit: give what there is room for.
+    pub clamps_length: bool,
+}
+
+/// How to read answers.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub options: AnswerOptions,
+    /// The end of the prompt's text, which may have opened the reasoning.
+    pub prompt_end: String,
 }
 
 /// New tokens and text of one continuation.
@@ -40,7 +54,11 @@ pub struct Job {
 pub struct Update {
     /// `prompt index × n + continuation`.
     pub choice: usize,
+    /// Empty where the text is taken apart into `events`.
     pub text: String,
+    pub events: Vec<AnswerEvent>,
+    /// Functions called so far.
+    pub num_calls: usize,
     pub token_ids: Vec<TokenId>,
     pub logprobs: Vec<PositionLogprobs>,
     /// The continuation has ended.
@@ -62,6 +80,8 @@ pub struct Part {
     pub prompt_token_ids: Vec<TokenId>,
     /// Known with the first output.
     pub prompt_logprobs: Vec<PositionLogprobs>,
+    /// The prompt's hidden state, where one was asked for.
+    pub pooled: Vec<f32>,
     params: Arc<SamplingParams>,
     num_cached_tokens: usize,
     choices: Vec<Choice>,
@@ -74,7 +94,10 @@ pub struct Part {
 #[derive(Debug)]
 struct Choice {
     stream: Option<OutputStream>,
+    parser: Option<AnswerParser>,
+    num_calls: usize,
     num_tokens: usize,
+    num_reasoning_tokens: usize,
     finished: Option<FinishReason>,
 }
 
@@ -99,7 +122,7 @@ impl Generation {
         let mut parts = Vec::with_capacity(job.prompts.len());
         for prompt_token_ids in job.prompts {
             let mut params = job.params.clone();
-            limit_tokens(app, &mut params, prompt_token_ids.len())?;
+            limit_tokens(app, &mut params, prompt_token_ids.len(), job.clamps_length)?;
             let params = Arc::new(params);
             let ends = &app.model.text.eos_token_ids;
             let request = Request {
@@ -117,11 +140,13 @@ impl Generation {
                 num_public_tokens: app.public.count(&prompt_token_ids),
                 constraint: constraint.clone(),
             };
-            let choices = (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens));
+            let choices =
+                (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens, job.reading.as_ref()));
             parts.push(Part {
                 choices: choices.collect::<Result<_, _>>()?,
                 prompt_token_ids,
                 prompt_logprobs: Vec::new(),
+                pooled: Vec::new(),
                 params,
                 num_cached_tokens: 0,
                 trace_parent: otlp::current_parent(),
@@ -150,8 +175,14 @@ impl Generation {
     pub fn usage(&self) -> Usage {
         let prompt_tokens = self.parts.iter().map(|part| part.prompt_token_ids.len()).sum();
         let cached = self.parts.iter().map(|part| part.num_cached_tokens).sum();
-        let choices = self.parts.iter().flat_map(|part| &part.choices);
-        Usage::new(prompt_tokens, choices.map(|choice| choice.num_tokens).sum(), cached)
+        let choices = || self.parts.iter().flat_map(|part| &part.choices);
+        let usage = Usage::new(prompt_tokens, choices().map(|choice| choice.num_tokens).sum(), cached);
+        let reasons = choices().any(|choice| choice.num_reasoning_tokens > 0);
+        let reasoning_tokens = choices().map(|choice| choice.num_reasoning_tokens).sum();
+        Usage {
+            completion_tokens_details: reasons.then_some(CompletionTokensDetails { reasoning_tokens }),
+            ..usage
+        }
     }
 
     /// Appends what is new. False when everything has ended.
@@ -201,6 +232,8 @@ impl Drop for Generation {
 impl Update {
     fn extend(&mut self, later: Self) {
         self.text.push_str(&later.text);
+        append_events(&mut self.events, later.events);
+        self.num_calls = later.num_calls;
         self.token_ids.extend(later.token_ids);
         self.logprobs.extend(later.logprobs);
         self.finish_reason = later.finish_reason;
@@ -241,6 +274,9 @@ impl Part {
         updates: &mut Vec<Update>,
     ) -> Result<(), ApiError> {
         self.prompt_logprobs.extend(output.prompt_logprobs);
+        if !output.pooled.is_empty() {
+            self.pooled = output.pooled;
+        }
         self.num_cached_tokens = self.num_cached_tokens.max(output.num_cached_tokens as usize);
         for sequence in output.outputs {
             let index = sequence.index as usize;
@@ -292,12 +328,32 @@ impl Part {
 }
 
 impl Choice {
-    fn new(app: &App, request: &Request, skip_special_tokens: bool) -> Result<Self, ApiError> {
-        let options = OutputOptions::from_params(&request.params, skip_special_tokens);
+    fn new(
+        app: &App,
+        request: &Request,
+        skip_special_tokens: bool,
+        reading: Option<&Reading>,
+    ) -> Result<Self, ApiError> {
         let tokenizer = app.model.text.tokenizer.as_ref();
+        // Marks that are special tokens must be seen to be understood.
+        let is_special = |mark: &&str| {
+            tokenizer.is_some_and(|tokenizer| {
+                tokenizer.token_to_id(mark).is_some_and(|id| tokenizer.is_special(id))
+            })
+        };
+        let needs_special = reading.is_some_and(|reading| reading.options.marks().iter().any(is_special));
+        let options = OutputOptions::from_params(&request.params, skip_special_tokens && !needs_special);
         let stream = tokenizer
             .map(|tokenizer| OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options));
-        Ok(Self { stream: stream.transpose()?, num_tokens: 0, finished: None })
+        let parser = reading.map(|reading| AnswerParser::new(reading.options.clone(), &reading.prompt_end));
+        Ok(Self {
+            stream: stream.transpose()?,
+            parser,
+            num_calls: 0,
+            num_tokens: 0,
+            num_reasoning_tokens: 0,
+            finished: None,
+        })
     }
 
     fn take(&mut self, sequence: SequenceOutput, params: &SamplingParams) -> Result<Update, ApiError> {
@@ -316,13 +372,13 @@ impl Choice {
         }
         let asked = sequence.stop_token_id.filter(|token| params.stop_token_ids.contains(token));
         let mut update = Update {
-            choice: 0,
             text,
             token_ids: sequence.token_ids,
             logprobs: sequence.logprobs,
             finish_reason: sequence.finish_reason,
             // The model's own end is no reason that anyone asked for.
             stop_reason: asked.map(StopReason::Token),
+            ..Update::default()
         };
         if let Some(stop) = stopped {
             // Tokens after the one that completed the stop string do not belong to the output.
@@ -334,6 +390,22 @@ impl Choice {
         }
         self.num_tokens += update.token_ids.len();
         self.finished = update.finish_reason;
+        self.read(&mut update);
         Ok(update)
+    }
+
+    /// Takes the new text apart.
+    fn read(&mut self, update: &mut Update) {
+        let Some(parser) = &mut self.parser else { return };
+        if parser.is_reasoning() {
+            self.num_reasoning_tokens += update.token_ids.len();
+        }
+        parser.push(&std::mem::take(&mut update.text), &mut update.events);
+        if update.finish_reason.is_some() {
+            parser.finish(&mut update.events);
+        }
+        let begins = |event: &&AnswerEvent| matches!(event, AnswerEvent::CallBegin { .. });
+        self.num_calls += update.events.iter().filter(begins).count();
+        update.num_calls = self.num_calls;
     }
 }

@@ -22,6 +22,16 @@ pub fn unique() -> String {
     blake3::keyed_hash(&START, &count.to_le_bytes()).to_hex()[..32].to_owned()
 }
 
+/// A name for a call of a function.
+pub fn call() -> String {
+    format!("call_{}", &unique()[..24])
+}
+
+/// The same for models that were trained on nine letters or digits.
+pub fn short_call() -> String {
+    unique()[..9].to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

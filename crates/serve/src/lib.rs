@@ -5,14 +5,18 @@
 //! model code and changes no request's state: it submits, reads, and lets go.
 //!
 //! The way of a request: `routes` (table of routes) → `access` (log, count) → `auth` → `body` (limits) → `types` →
-//! `params` and `prepare` (off the async threads) → `generation` → `sse` or one JSON answer.
+//! `params` and `prepare` (off the async threads) → `generation` → `sse` or one JSON answer. All chat dialects (chat,
+//! responses, messages) become one `conversation::Ask` and read the same events.
 #![forbid(unsafe_code)]
 
 mod access;
+mod answer;
 mod auth;
+mod blocks;
 mod body;
 mod config;
 mod console;
+mod conversation;
 mod cors;
 pub mod describe;
 mod error;
@@ -28,15 +32,19 @@ mod prepare;
 mod public;
 mod routes;
 mod server;
+mod speech;
 mod sse;
 mod state;
+mod store;
 mod structured;
 mod tls;
+mod tools;
 mod trace;
+mod turns;
 pub mod types;
 mod watchdog;
 
-pub use config::ServerConfig;
+pub use config::{ParserChoice, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorDetail};
 pub use model::{ModelText, ServedModel};
 pub use otlp::{Endpoint as OtlpEndpoint, EndpointError};

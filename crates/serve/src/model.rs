@@ -35,6 +35,7 @@ pub struct ServedModel {
     pub(crate) trace: Option<Arc<Trace>>,
     pub(crate) max_model_len: usize,
     pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
     /// The bytes of the longest token: no prompt of that many bytes a token can fit.
     longest_token_bytes: usize,
     pub(crate) created: u64,
@@ -56,7 +57,7 @@ impl ServedModel {
             num_cpu_blocks: memory.num_host_blocks,
         };
         let max_model_len = memory.max_model_len;
-        let vocab_size = engine.model_config().vocab_size;
+        let (vocab_size, hidden_size) = (engine.model_config().vocab_size, engine.model_config().hidden_size);
         let metrics = Arc::new(Metrics::new(&names[0], max_model_len, cache));
         let trace = profile.map(|out| Arc::new(Trace::new(out)));
         let observer = EngineObserver::new(Arc::clone(&metrics), trace.clone());
@@ -77,6 +78,7 @@ impl ServedModel {
             trace,
             max_model_len,
             vocab_size,
+            hidden_size,
             longest_token_bytes,
             created: crate::ids::unix_seconds(),
         }

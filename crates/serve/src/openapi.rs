@@ -12,6 +12,9 @@ use crate::routes::{ROUTES, Route};
 use crate::types::chat::{ChatChunk, ChatFields, ChatResponse};
 use crate::types::common::SamplingFields;
 use crate::types::completions::{CompletionChunk, CompletionFields, CompletionResponse};
+use crate::types::embeddings::{EmbeddingRequest, EmbeddingResponse};
+use crate::types::messages::{MessageError, MessageEvent, MessageFields, MessageResponse, TokenCount};
+use crate::types::responses::{DeletedResponse, ResponseEvent, ResponseFields, ResponseObject};
 use crate::types::structured::StructuredFields;
 use crate::types::text::{
     DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, TokenizeRequest, TokenizeResponse,
@@ -70,12 +73,16 @@ fn build() -> Value {
 }
 
 fn operation(route: &Route, schemas: &mut Schemas) -> Value {
-    let error = schemas.response::<ErrorBody>();
+    let error = if route.path.starts_with("/v1/messages") {
+        schemas.response::<MessageError>()
+    } else {
+        schemas.response::<ErrorBody>()
+    };
     let mut operation = json!({
         "operationId": operation_id(route),
         "summary": route.summary,
         "responses": {
-            "200": {"description": "As asked", "content": answer(route.path, schemas)},
+            "200": {"description": "As asked", "content": answer(route, schemas)},
             "default": {"description": "Why not", "content": {"application/json": {"schema": error}}},
         },
     });
@@ -105,6 +112,11 @@ fn request_body(path: &str, schemas: &mut Schemas) -> Option<Value> {
             json!({"allOf": [schemas.request::<CompletionFields>(), schemas.request::<SamplingFields>(),
                 schemas.request::<StructuredFields>()]})
         }
+        "/v1/responses" => {
+            json!({"allOf": [schemas.request::<ResponseFields>(), schemas.request::<SamplingFields>()]})
+        }
+        "/v1/messages" | "/v1/messages/count_tokens" => schemas.request::<MessageFields>().into(),
+        "/v1/embeddings" => schemas.request::<EmbeddingRequest>().into(),
         "/tokenize" => schemas.request::<TokenizeRequest>().into(),
         "/detokenize" => schemas.request::<DetokenizeRequest>().into(),
         _ => return None,
@@ -112,10 +124,10 @@ fn request_body(path: &str, schemas: &mut Schemas) -> Option<Value> {
     Some(schema)
 }
 
-fn answer(path: &str, schemas: &mut Schemas) -> Value {
+fn answer(route: &Route, schemas: &mut Schemas) -> Value {
     let json = |schema: Schema| json!({"application/json": {"schema": schema}});
     let or_events = |whole: Schema, event: Schema| json!({"application/json": {"schema": whole}, "text/event-stream": {"itemSchema": event}});
-    match path {
+    match route.path {
         "/v1/models" => json(schemas.response::<ModelList>()),
         "/v1/models/{id}" => json(schemas.response::<ModelCard>()),
         "/v1/chat/completions" => {
@@ -126,6 +138,18 @@ fn answer(path: &str, schemas: &mut Schemas) -> Value {
             let whole = schemas.response::<CompletionResponse>();
             or_events(whole, schemas.response::<CompletionChunk<'_>>())
         }
+        "/v1/responses" => {
+            let whole = schemas.response::<ResponseObject>();
+            or_events(whole, schemas.response::<ResponseEvent<'_>>())
+        }
+        "/v1/responses/{id}" if route.method == "delete" => json(schemas.response::<DeletedResponse>()),
+        "/v1/responses/{id}" | "/v1/responses/{id}/cancel" => json(schemas.response::<ResponseObject>()),
+        "/v1/messages" => {
+            let whole = schemas.response::<MessageResponse>();
+            or_events(whole, schemas.response::<MessageEvent>())
+        }
+        "/v1/messages/count_tokens" => json(schemas.response::<TokenCount>()),
+        "/v1/embeddings" => json(schemas.response::<EmbeddingResponse>()),
         "/tokenize" => json(schemas.response::<TokenizeResponse>()),
         "/detokenize" => json(schemas.response::<DetokenizeResponse>()),
         "/load" => json(schemas.response::<Load>()),

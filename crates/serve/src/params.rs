@@ -12,7 +12,7 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_BIASES: usize = 1024;
 /// Every sampled token is compared with all of them, on the engine's thread.
 const MAX_STOP_TOKENS: usize = 1024;
-const MAX_SALT_BYTES: usize = 1024;
+pub const MAX_SALT_BYTES: usize = 1024;
 
 /// What the APIs name differently.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,6 +115,7 @@ pub fn sampling_params(
         beam,
         // Read and compiled apart, by `structured`.
         structured_outputs: None,
+        pooling: false,
     };
     params.validate(app.model.vocab_size as u32)?;
     if !params.stop.is_empty() && app.model.text.tokenizer.is_none() {
@@ -146,11 +147,13 @@ fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> 
     biases.iter().map(entry).collect()
 }
 
-/// How many tokens may follow the prompt: as asked, and never past the model's limit.
+/// How many tokens may follow the prompt: as asked, and never past the model's limit. With `clamps`, asking for more than
+/// there is room for asks for all of it.
 pub fn limit_tokens(
     app: &App,
     params: &mut SamplingParams,
     num_prompt_tokens: usize,
+    clamps: bool,
 ) -> Result<(), ApiError> {
     let limit = app.model.max_model_len;
     if num_prompt_tokens >= limit {
@@ -163,6 +166,7 @@ pub fn limit_tokens(
     let room = limit - num_prompt_tokens;
     match params.max_tokens {
         None => params.max_tokens = Some(room as u32),
+        Some(max_tokens) if clamps => params.max_tokens = Some(max_tokens.min(room as u32)),
         Some(max_tokens) if max_tokens as usize > room => {
             let message = format!(
                 "the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the \

@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::state::App;
+use crate::tools::ToolUse;
+use crate::turns;
 use crate::types::prompt::Prompt;
 
 /// Runs `work` off the async threads.
@@ -65,7 +67,14 @@ pub fn prompt_tokens(app: &App, prompt: Prompt, add_special: bool) -> Result<Vec
     Ok(token_ids)
 }
 
-/// How a conversation becomes a prompt.
+/// A conversation, in the words of `/v1/chat/completions`, and how it becomes a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    pub messages: Vec<Map<String, Value>>,
+    pub tools: ToolUse,
+    pub options: ChatOptions,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct ChatOptions {
     pub add_generation_prompt: Option<bool>,
@@ -73,15 +82,48 @@ pub struct ChatOptions {
     pub add_special_tokens: Option<bool>,
     pub documents: Option<Vec<Value>>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// The answer must have a shape from its first letter on: there is no place for reasoning.
+    pub skips_reasoning: bool,
 }
 
-/// The token ids of a conversation.
-pub fn chat_tokens(
+/// A conversation as a prompt.
+#[derive(Debug)]
+pub struct ChatPrompt {
+    pub token_ids: Vec<TokenId>,
+    /// The end of its text.
+    pub end: String,
+}
+
+/// How much of a prompt's end is kept: more than any mark that it may end with.
+const END_CHARACTERS: usize = 64;
+
+pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, ApiError> {
+    let tokenizer = tokenizer(app)?;
+    let mut rendered = render(app, conversation.messages, &conversation.tools, &conversation.options)?;
+    if let Some(reasoning) = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning) {
+        if reasoning.is_open_in(&rendered) {
+            rendered.push_str(reasoning.closing());
+            rendered.push_str("\n\n");
+        }
+    }
+    check_length(app, &rendered, "messages")?;
+    let token_ids = match conversation.options.add_special_tokens {
+        Some(true) => tokenizer.encode(&rendered, true)?,
+        _ => tokenizer.encode_chat(&rendered)?,
+    };
+    if token_ids.is_empty() {
+        return Err(ApiError::invalid_field("messages", "the messages give an empty prompt"));
+    }
+    let start = rendered.char_indices().rev().nth(END_CHARACTERS).map_or(0, |(start, _)| start);
+    Ok(ChatPrompt { token_ids, end: rendered.split_off(start) })
+}
+
+fn render(
     app: &App,
     messages: Vec<Map<String, Value>>,
-    options: ChatOptions,
-) -> Result<Vec<TokenId>, ApiError> {
-    let tokenizer = tokenizer(app)?;
+    tools: &ToolUse,
+    options: &ChatOptions,
+) -> Result<String, ApiError> {
     let template = app.model.text.chat_template.as_ref().ok_or(TextError::NoChatTemplate)?;
     let continue_final_message = options.continue_final_message.unwrap_or(false);
     let add_generation_prompt = options.add_generation_prompt.unwrap_or(!continue_final_message);
@@ -93,110 +135,24 @@ pub fn chat_tokens(
     if messages.is_empty() {
         return Err(ApiError::invalid_field("messages", "messages must hold at least one message"));
     }
-    let messages = messages.into_iter().enumerate().map(|(index, message)| flatten(index, message));
-    let messages = messages.collect::<Result<Vec<Value>, _>>()?;
+    let abilities = app.speech.abilities;
+    let shown = tools.shown();
+    let told = shown.as_deref().filter(|_| !abilities.tools);
+    let messages = turns::for_template(messages, told, abilities)?;
+    let mut kwargs = options.chat_template_kwargs.clone().unwrap_or_default();
+    if options.skips_reasoning {
+        kwargs.entry("enable_thinking").or_insert(Value::Bool(false));
+    }
     let rendered = template.render(
         &messages,
         &RenderOptions {
             add_generation_prompt,
             continue_final_message,
-            documents: options.documents.map(Value::from),
-            chat_template_kwargs: options.chat_template_kwargs.unwrap_or_default(),
+            tools: shown.filter(|_| abilities.tools).map(Value::from),
+            documents: options.documents.clone().map(Value::from),
+            chat_template_kwargs: kwargs,
             ..RenderOptions::default()
         },
     )?;
-    check_length(app, &rendered, "messages")?;
-    let token_ids = match options.add_special_tokens {
-        Some(true) => tokenizer.encode(&rendered, true)?,
-        _ => tokenizer.encode_chat(&rendered)?,
-    };
-    if token_ids.is_empty() {
-        return Err(ApiError::invalid_field("messages", "the messages give an empty prompt"));
-    }
-    Ok(token_ids)
-}
-
-/// Templates of text models want `content` to be one text: joins the parts, and refuses what is no text.
-pub fn flatten(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiError> {
-    let role_path = format!("messages[{index}].role");
-    let role = match message.get("role") {
-        Some(Value::String(role)) if !role.is_empty() => role.as_str(),
-        _ => {
-            return Err(ApiError::invalid_field(
-                &role_path,
-                format!("{role_path} must be a text such as \"user\""),
-            ));
-        }
-    };
-    if role == "developer" {
-        // OpenAI's newer name of the same thing; templates know the older one.
-        message.insert("role".to_owned(), "system".into());
-    }
-    let content_path = format!("messages[{index}].content");
-    let text = match message.get("content") {
-        Some(Value::String(_)) => None,
-        Some(Value::Array(parts)) => Some(join_parts(&content_path, parts)?),
-        None | Some(Value::Null) => {
-            let calls_tool = message.get("tool_calls").is_some_and(|calls| !calls.is_null());
-            if !calls_tool {
-                return Err(ApiError::invalid_field(&content_path, format!("{content_path} is missing")));
-            }
-            Some(String::new())
-        }
-        Some(_) => {
-            let message = format!("{content_path} must be a text or a list of parts");
-            return Err(ApiError::invalid_field(&content_path, message));
-        }
-    };
-    if let Some(text) = text {
-        message.insert("content".to_owned(), text.into());
-    }
-    Ok(Value::Object(message))
-}
-
-fn join_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for (index, part) in parts.iter().enumerate() {
-        let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
-        let text = part.as_str().or_else(|| part.get("text").and_then(Value::as_str));
-        let (true, Some(text)) = (["text", "input_text", "output_text"].contains(&kind), text) else {
-            let param = format!("{path}[{index}]");
-            let message = format!("{param} is not a text; this model takes texts only");
-            return Err(ApiError::invalid_field(param, message));
-        };
-        texts.push(text);
-    }
-    Ok(texts.join("\n"))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn check(message: Value) -> Result<Value, String> {
-        let Value::Object(message) = message else { panic!("an object") };
-        flatten(3, message).map_err(|error| error.body().error.message)
-    }
-
-    #[test]
-    fn parts_become_one_text() {
-        let message = json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
-        assert_eq!(check(message).unwrap()["content"], "a\nb");
-        let message = json!({"role": "developer", "content": "x", "name": "kept"});
-        assert_eq!(check(message).unwrap(), json!({"role": "system", "content": "x", "name": "kept"}));
-    }
-
-    #[test]
-    fn the_wrong_part_is_named() {
-        assert_eq!(
-            check(json!({"content": "x"})).unwrap_err(),
-            "messages[3].role must be a text such as \"user\""
-        );
-        assert_eq!(check(json!({"role": "user"})).unwrap_err(), "messages[3].content is missing");
-        let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
-        assert!(check(image).unwrap_err().starts_with("messages[3].content[0] is not a text"));
-        assert!(check(json!({"role": "assistant", "content": null, "tool_calls": [1]})).is_ok());
-    }
+    Ok(rendered)
 }

@@ -9,7 +9,7 @@ use baton_text::RenderOptions;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::{ServedModel, prepare};
+use crate::{ServedModel, turns};
 
 /// A beginning of prompts, as the operator writes it.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ fn tokenise(model: &ServedModel, content: &PublicContent) -> Result<Vec<TokenId>
 /// A message as the chat routes would give it to the template.
 fn flatten(index: usize, message: &Value) -> Result<Value, String> {
     let object = message.as_object().ok_or_else(|| format!("messages[{index}] is not an object"))?;
-    prepare::flatten(index, object.clone()).map_err(|error| error.body().error.message)
+    turns::flatten(index, object.clone()).map(Value::Object).map_err(|error| error.body().error.message)
 }
 
 #[cfg(test)]

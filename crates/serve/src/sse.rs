@@ -21,6 +21,16 @@ use crate::error::ApiError;
 pub trait EventSource: Send + Unpin + 'static {
     /// Appends events that are ready. False when there will be no more.
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Events) -> Poll<Result<bool, ApiError>>;
+
+    /// Writes the event that tells of an error.
+    fn fail(&mut self, error: &ApiError, out: &mut Events) {
+        out.push(&error.body());
+    }
+
+    /// Chat and completions say `[DONE]`; the other APIs have an event that says it.
+    fn ends_with_done(&self) -> bool {
+        true
+    }
 }
 
 /// Events that wait to be sent.
@@ -35,6 +45,14 @@ impl Events {
         serde_json::to_writer(&mut self.bytes, event)
             .expect("our types serialise, and memory takes all bytes");
         self.bytes.extend_from_slice(b"\n\n");
+    }
+
+    /// An event with a name, for the APIs that name theirs.
+    pub fn push_named(&mut self, name: &str, event: &impl Serialize) {
+        self.bytes.extend_from_slice(b"event: ");
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(b'\n');
+        self.push(event);
     }
 
     fn push_done(&mut self) {
@@ -62,12 +80,14 @@ impl<S: EventSource> http_body::Body for EventBody<S> {
                 Poll::Pending => break,
                 Poll::Ready(Ok(more)) => more,
                 Poll::Ready(Err(error)) => {
-                    events.push(&error.body());
+                    source.fail(&error, &mut events);
                     false
                 }
             };
             if !more {
-                events.push_done();
+                if source.ends_with_done() {
+                    events.push_done();
+                }
                 self.source = None;
             }
         }

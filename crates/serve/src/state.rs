@@ -10,6 +10,8 @@ use crate::auth::Keys;
 use crate::error::ApiError;
 use crate::otlp::Spans;
 use crate::public::PublicPrefixes;
+use crate::speech::Speech;
+use crate::store::ResponseStore;
 use crate::{ServedModel, ServerConfig};
 
 /// Unit of the budget for request bodies: a semaphore counts in 32 bits.
@@ -19,10 +21,13 @@ pub const BODY_UNIT_BYTES: usize = 1024;
 pub struct App {
     pub model: ServedModel,
     pub config: ServerConfig,
+    pub speech: Speech,
     pub keys: Keys,
     pub public: PublicPrefixes,
     /// Where the spans of ended requests go, if anybody wants them.
     pub spans: Option<Spans>,
+    /// Answers that later requests may refer to.
+    pub responses: ResponseStore,
     pub started: Instant,
     /// Request bodies that are held in memory, in units of [`BODY_UNIT_BYTES`].
     pub bodies: Arc<Semaphore>,
@@ -46,9 +51,11 @@ impl App {
     ) -> Arc<Self> {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
+            speech: Speech::new(model.text.chat_template.as_ref(), &config),
             keys: Keys::new(&config.api_keys),
             public,
             spans,
+            responses: ResponseStore::new(&config),
             started: Instant::now(),
             bodies: Arc::new(Semaphore::new(config.max_bodies_bytes / BODY_UNIT_BYTES)),
             text_workers: Arc::new(Semaphore::new(workers)),

@@ -33,10 +33,13 @@ impl Grammars {
     }
 }
 
-/// Reads the fields into the parameters. What cannot be kept is an error that names its field.
-pub async fn apply(app: &App, fields: StructuredFields, params: &mut SamplingParams) -> Result<(), ApiError> {
-    let Some((field, wish)) = wish(fields)? else { return Ok(()) };
-    params.structured_outputs = Some(wish);
+/// A shape, and the field of the request that asks for it.
+pub type Wish = (&'static str, StructuredOutput);
+
+/// Puts a wish into the parameters. What cannot be kept is an error that names its field.
+pub async fn apply(app: &App, wish: Option<Wish>, params: &mut SamplingParams) -> Result<(), ApiError> {
+    let Some((field, shape)) = wish else { return Ok(()) };
+    params.structured_outputs = Some(shape);
     params
         .validate(app.model.vocab_size as u32)
         .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
@@ -70,8 +73,8 @@ pub async fn constraint(
 }
 
 /// The one shape that the fields ask for, and the field that does.
-fn wish(fields: StructuredFields) -> Result<Option<(&'static str, StructuredOutput)>, ApiError> {
-    let mut found: Option<(&'static str, StructuredOutput)> = None;
+pub fn wish(fields: StructuredFields) -> Result<Option<Wish>, ApiError> {
+    let mut found: Option<Wish> = None;
     let asked = [
         ("response_format", fields.response_format.map_or(Ok(None), response_format)?),
         ("structured_outputs", fields.structured_outputs.map(structured_outputs).transpose()?),

@@ -1,4 +1,5 @@
-//! Between text and token ids: tokenizers, chat templates, detokenisation of streams, stop strings.
+//! Between text and token ids: tokenizers, chat templates, detokenisation of streams, stop strings, and the parts of an
+//! answer (reasoning, content, calls of functions).
 //!
 //! Data comes from the server or the command line as text and messages and leaves for the engine as token ids; the
 //! engine's token ids come back and leave as pieces of text. Nothing here knows a tensor, a protocol or a file: the
@@ -27,6 +28,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod answer;
 mod bpe;
 mod bytes;
 mod error;
@@ -41,10 +43,16 @@ mod template;
 mod tokenizer;
 mod vocab;
 
+pub use answer::{
+    AnswerEvent, AnswerOptions, AnswerParser, CallMode, OutputParser, ReasoningFormat, ToolFormat,
+    UnknownFormat, append_events,
+};
 pub use error::TextError;
 pub use incremental::IncrementalDecoder;
 pub use stop::StopStrings;
 pub use stream::{Delta, OutputOptions, OutputStream, StopMatch};
-pub use template::{ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions};
+pub use template::{
+    ArgumentsForm, ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions, TemplateAbilities,
+};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use vocab::{GgufVocab, TokenKind};

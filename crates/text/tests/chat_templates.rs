@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use baton_text::{ChatTemplate, RenderOptions};
+use baton_text::{ArgumentsForm, ChatTemplate, RenderOptions, TemplateAbilities};
 use serde_json::{Map, Value};
 
 fn options(given: &Map<String, Value>, now: u64) -> RenderOptions {
@@ -51,6 +51,39 @@ fn templates_render_as_in_transformers() {
     }
     assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
     assert!(compared >= 150, "only {compared} renderings were compared");
+}
+
+#[test]
+fn templates_are_asked_what_they_show() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat-templates");
+    let abilities = |name: &str| {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).expect("template");
+        ChatTemplate::new(&source, Some("<bos>"), Some("<eos>")).expect("sound").abilities()
+    };
+    let all = TemplateAbilities {
+        system: true,
+        tools: true,
+        tool_calls: Some(ArgumentsForm::Object),
+        tool_results: true,
+        short_call_ids: false,
+    };
+    for name in [
+        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+        "Qwen-Qwen2.5-7B-Instruct",
+        "Qwen-Qwen3-0.6B",
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "meta-llama-Llama-3.2-3B-Instruct",
+    ] {
+        assert_eq!(abilities(name), all, "{name}");
+    }
+    assert_eq!(
+        abilities("mistralai-Mistral-Nemo-Instruct-2407"),
+        TemplateAbilities { short_call_ids: true, ..all }
+    );
+    let deepseek = abilities("deepseek-ai-DeepSeek-R1-Distill-Llama-8B");
+    assert_eq!((deepseek.system, deepseek.tools), (true, false));
+    let gemma = abilities("google-gemma-2-2b-it");
+    assert_eq!((gemma.system, gemma.tools, gemma.tool_calls), (false, false, None));
 }
 
 /// Random damage to real templates: an error or a text, never a panic or a hang.

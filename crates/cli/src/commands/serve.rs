@@ -83,6 +83,11 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         read_timeout: Duration::from_secs_f64(args.listen.read_timeout),
         shutdown_timeout: Duration::from_secs_f64(args.listen.shutdown_timeout),
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
+        tool_call_parser: args.speech.tool_call_parser,
+        reasoning_parser: args.speech.reasoning_parser,
+        max_stored_responses: args.speech.max_stored_responses,
+        max_stored_bytes: usize::try_from(args.speech.max_stored_size).context("--max-stored-size")?,
+        stored_response_ttl: Duration::from_secs_f64(args.speech.stored_response_ttl),
         ..ServerConfig::default()
     })
 }

@@ -57,14 +57,19 @@ impl<'a> Loader<'a> {
         Ok((self.load(&parts, WeightUse::Linear)?, bias))
     }
 
-    pub(super) fn norm(&mut self, role: Role, layer: usize) -> Result<Norm, ModelError> {
+    /// The weight of a norm, as it is multiplied with.
+    pub(super) fn norm_values(&self, role: Role, layer: usize) -> Result<Vec<f32>, ModelError> {
         let name = weight_name(self.config.names, self.config.architecture, role, layer);
-        let tensor = self.matrix(role, layer)?;
-        let mut values = float_values(&name, &tensor)?;
+        let mut values = float_values(&name, &self.matrix(role, layer)?)?;
         for value in &mut values {
             *value += self.config.norm_weight_offset;
         }
-        let weight = self.backend.load_vector(&values)?;
+        Ok(values)
+    }
+
+    pub(super) fn norm(&mut self, role: Role, layer: usize) -> Result<Norm, ModelError> {
+        let tensor = self.matrix(role, layer)?;
+        let weight = self.backend.load_vector(&self.norm_values(role, layer)?)?;
         self.count(&tensor);
         Ok(Norm { kind: NormKind::Rms, weight, eps: self.config.norm_eps })
     }

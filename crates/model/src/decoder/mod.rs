@@ -31,6 +31,8 @@ pub struct Decoder {
     embed: Embed,
     layers: Vec<Layer>,
     logits: Logits,
+    /// The last norm's weight and epsilon, for hidden states that are read back.
+    last_norm: (Vec<f32>, f32),
 }
 
 /// The ops of one layer in the order they run. The residual stream stays in one buffer: the last op of each half adds
@@ -86,6 +88,7 @@ impl Decoder {
             .map(|layer| Layer::load(config, &mut loader, layer, &ropes, &kinds, &buffers))
             .collect::<Result<Vec<Layer>, ModelError>>()?;
         let last_norm = loader.norm(Role::OutputNorm, 0)?;
+        let last_norm_values = loader.norm_values(Role::OutputNorm, 0)?;
         loader.finish();
 
         Ok(Self {
@@ -98,7 +101,16 @@ impl Decoder {
                 softcap: config.logit_softcap,
                 output: buffers.logits,
             },
+            last_norm: (last_norm_values, config.norm_eps),
         })
+    }
+
+    /// A row of [`Decoder::hidden_buffer`] after the last norm: what the head sees.
+    pub fn last_norm(&self, row: &[f32]) -> Vec<f32> {
+        let (weight, eps) = &self.last_norm;
+        let square = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
+        let scale = (square + eps).sqrt().recip();
+        row.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
     }
 
     /// Where a step leaves its logits, `[logit rows, vocab]`.

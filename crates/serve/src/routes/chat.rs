@@ -1,43 +1,42 @@
 //! `POST /v1/chat/completions`.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use baton_core::FinishReason;
+use baton_text::AnswerEvent;
+use serde_json::{Map, Value};
 
+use crate::FINGERPRINT;
+use crate::answer::{Head, Streamed, Writer};
 use crate::auth::Tenant;
-use crate::body::JsonBody;
+use crate::blocks::{BlockKind, Blocks};
+use crate::conversation::{self, Ask};
 use crate::error::ApiError;
-use crate::generation::{Generation, Job, Update};
-use crate::logprobs::{self, TokenNames, finish_name};
-use crate::params::{ApiFields, Show, sampling_params};
-use crate::prepare::{self, ChatOptions};
-use crate::sse::{self, EventSource, Events};
+use crate::generation::{Generation, Update};
+use crate::logprobs::{self, finish_name};
+use crate::params::{ApiFields, Show};
+use crate::prepare::{ChatOptions, Conversation};
+use crate::sse::{self, Events};
 use crate::state::App;
 use crate::structured;
+use crate::tools::ToolUse;
 use crate::types::chat::{
     AnswerMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFields, ChatResponse,
 };
-use crate::types::common::SamplingFields;
-use crate::types::structured::StructuredFields;
-use crate::{FINGERPRINT, ids};
+use crate::types::tools::{CalledFunction, FunctionDelta, ToolCall, ToolCallDelta};
 
-use super::{check_model, json, refuse};
+use super::{Received, json, receive, refuse};
 
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let in_flight = app.admit()?;
-    let body = JsonBody::read(&app, request).await?;
-    let mut chat: ChatFields = body.parse()?;
-    let fields: SamplingFields = body.parse()?;
-    let structured: StructuredFields = body.parse()?;
-    drop(body);
-    check_model(&app, fields.model.as_deref())?;
+    let Received { in_flight, own: mut chat, fields, structured } =
+        receive::<ChatFields>(&app, request).await?;
     check_supported(&chat)?;
     let show = Show::new(&fields)?;
     let top_logprobs = top_logprobs(&app, &chat)?;
@@ -46,46 +45,36 @@ pub async fn create(
         logprobs: top_logprobs,
         best_of: chat.best_of,
     };
-    let mut params = sampling_params(&app, &fields, api)?;
-    structured::apply(&app, structured, &mut params).await?;
     let missing = || ApiError::invalid_field("messages", "messages is missing: give at least one message");
     let messages = chat.messages.take().ok_or_else(missing)?;
-    let echo = echoed(&chat, &messages);
+    let writer = ChatWriter {
+        head: Head::new("chatcmpl", show),
+        top_logprobs: top_logprobs.map(|top| top as usize),
+        prompt_logprobs: fields.prompt_logprobs.is_some(),
+        echo: echoed(&chat, &messages),
+    };
+    let tools = ToolUse::of_chat(chat.tools.take(), chat.tool_choice.take(), chat.parallel_tool_calls)?;
     let options = ChatOptions {
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
         add_special_tokens: chat.add_special_tokens,
         documents: chat.documents,
         chat_template_kwargs: chat.chat_template_kwargs,
+        skips_reasoning: false,
     };
-    let prompt = prepare::blocking(&app, move |app| prepare::chat_tokens(app, messages, options)).await?;
-    let job = Job {
-        prompts: vec![prompt],
-        params,
-        skip_special_tokens: show.skip_special_tokens,
-        cache_salt: fields.cache_salt,
-        priority: fields.priority.unwrap_or(0),
-    };
-    let generation = Generation::start(&app, in_flight, &tenant, job).await?;
-    let answer = Answer {
-        id: format!("chatcmpl-{}", ids::unique()),
-        created: ids::unix_seconds(),
-        show,
-        top_logprobs: top_logprobs.map(|top| top as usize),
-        prompt_logprobs: fields.prompt_logprobs.is_some(),
-        echo,
-        generation,
-    };
+    let conversation = Conversation { messages, tools, options };
+    let structured = structured::wish(structured)?;
+    let ask = Ask { conversation, fields, api, structured, clamps_length: false };
+    let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
     if show.stream {
-        return Ok(sse::response(ChatStream { answer, updates: Vec::new(), state: StreamState::Begin }));
+        return Ok(sse::response(Streamed::new(generation, writer)));
     }
-    answer.whole().await
+    let updates = generation.collect().await?;
+    Ok(json(&writer.whole(&generation, updates)))
 }
 
 fn check_supported(chat: &ChatFields) -> Result<(), ApiError> {
     refuse(&[
-        ("tools", &chat.tools),
-        ("tool_choice", &chat.tool_choice),
         ("functions", &chat.functions),
         ("function_call", &chat.function_call),
         ("audio", &chat.audio),
@@ -116,137 +105,166 @@ fn top_logprobs(app: &App, chat: &ChatFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// With `echo`, the last message of the assistant begins the answer.
-fn echoed(chat: &ChatFields, messages: &[serde_json::Map<String, serde_json::Value>]) -> String {
+fn echoed(chat: &ChatFields, messages: &[Map<String, Value>]) -> String {
     let last = messages.last().filter(|_| chat.echo.unwrap_or(false));
     let assistant = last.filter(|message| message.get("role").is_some_and(|role| role == "assistant"));
     let content = assistant.and_then(|message| message.get("content")).and_then(|content| content.as_str());
     content.unwrap_or_default().to_owned()
 }
 
-/// An answer under way, and how it is to look.
-struct Answer {
-    id: String,
-    created: u64,
-    show: Show,
+/// How an answer is to look.
+#[derive(Debug)]
+struct ChatWriter {
+    head: Head,
     top_logprobs: Option<usize>,
     prompt_logprobs: bool,
     echo: String,
-    generation: Generation,
 }
 
-impl Answer {
-    fn names(&self) -> TokenNames<'_> {
-        TokenNames { model: &self.generation.app().model, as_ids: self.show.tokens_as_ids }
+/// Whoever called functions has not ended, but waits for their results.
+fn reason(update: &Update) -> Option<&'static str> {
+    match update.finish_reason? {
+        FinishReason::Stop if update.num_calls > 0 => Some("tool_calls"),
+        reason => Some(finish_name(reason)),
     }
+}
 
-    async fn whole(mut self) -> Result<Response, ApiError> {
-        let updates = self.generation.collect().await?;
-        let names = self.names();
+impl ChatWriter {
+    fn whole(&self, generation: &Generation, updates: Vec<Update>) -> ChatResponse {
+        let names = self.head.names(generation);
+        let show = self.head.show;
         let choices = updates.into_iter().map(|update| ChatChoice {
             index: update.choice,
             logprobs: self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, names)),
-            message: AnswerMessage {
-                role: "assistant".to_owned(),
-                content: format!("{}{}", self.echo, update.text),
-                refusal: None,
-            },
-            finish_reason: update.finish_reason.map(finish_name),
+            finish_reason: reason(&update),
+            message: self.message(update.events),
             stop_reason: update.stop_reason,
-            token_ids: self.show.token_ids.then_some(update.token_ids),
+            token_ids: show.token_ids.then_some(update.token_ids),
         });
-        let part = self.generation.part_of(0);
-        Ok(json(&ChatResponse {
+        let part = generation.part_of(0);
+        ChatResponse {
             choices: choices.collect(),
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "chat.completion",
-            created: self.created,
+            created: self.head.created,
             model: names.model.name().to_owned(),
-            usage: self.generation.usage(),
+            usage: generation.usage(),
             system_fingerprint: FINGERPRINT,
             prompt_logprobs: self.prompt_logprobs.then(|| logprobs::prompt(&part.prompt_logprobs, names)),
-            prompt_token_ids: self.show.token_ids.then(|| part.prompt_token_ids.clone()),
-        }))
+            prompt_token_ids: show.token_ids.then(|| part.prompt_token_ids.clone()),
+        }
     }
 
-    fn push_chunk(&self, choices: Vec<ChatChunkChoice<'_>>, is_first: bool, is_last: bool, out: &mut Events) {
-        let usage = match (self.show.include_usage, is_last || self.show.continuous_usage) {
-            (false, _) => None,
-            (true, false) => Some(None),
-            (true, true) => Some(Some(self.generation.usage())),
+    fn message(&self, events: Vec<AnswerEvent>) -> AnswerMessage {
+        let blocks = Blocks::of(events);
+        let reasoning = blocks.text_of(&BlockKind::Reasoning);
+        let content = format!("{}{}", self.echo, blocks.text_of(&BlockKind::Text).unwrap_or_default());
+        let call = |block: crate::blocks::Block| match block.kind {
+            BlockKind::Call { id, name } => Some(ToolCall {
+                id,
+                kind: "function",
+                function: CalledFunction { name, arguments: block.text },
+            }),
+            BlockKind::Reasoning | BlockKind::Text => None,
         };
-        let part = self.generation.part_of(0);
+        let tool_calls: Vec<ToolCall> = blocks.list.into_iter().filter_map(call).collect();
+        AnswerMessage {
+            role: "assistant".to_owned(),
+            content: (tool_calls.is_empty() || !content.is_empty()).then_some(content),
+            refusal: None,
+            reasoning: reasoning.clone(),
+            reasoning_content: reasoning,
+            tool_calls,
+        }
+    }
+
+    fn push_chunk(
+        &self,
+        generation: &Generation,
+        choices: Vec<ChatChunkChoice<'_>>,
+        is_first: bool,
+        is_last: bool,
+        out: &mut Events,
+    ) {
+        let part = generation.part_of(0);
         out.push(&ChatChunk {
-            id: &self.id,
+            id: &self.head.id,
             object: "chat.completion.chunk",
-            created: self.created,
-            model: self.generation.app().model.name(),
+            created: self.head.created,
+            model: generation.app().model.name(),
             choices,
-            usage,
+            usage: self.head.chunk_usage(generation, is_last),
             system_fingerprint: FINGERPRINT,
-            prompt_token_ids: (is_first && self.show.token_ids).then_some(&*part.prompt_token_ids),
+            prompt_token_ids: (is_first && self.head.show.token_ids).then_some(&*part.prompt_token_ids),
         });
     }
+}
 
-    fn push_update(&self, update: Update, out: &mut Events) {
-        let shows_tokens = self.top_logprobs.is_some() || self.show.token_ids;
-        let new_tokens = shows_tokens && !update.token_ids.is_empty();
-        if !new_tokens && update.text.is_empty() && update.finish_reason.is_none() {
-            return;
+/// The piece of a message that an event is; the end of a call is said by what follows it.
+fn delta(event: &AnswerEvent) -> Option<ChatDelta<'_>> {
+    let call = |index, id: Option<&String>, name: Option<&String>, arguments: &str| ToolCallDelta {
+        index,
+        kind: id.is_some().then_some("function"),
+        id: id.cloned(),
+        function: FunctionDelta { name: name.cloned(), arguments: arguments.to_owned() },
+    };
+    let delta = match event {
+        AnswerEvent::Content(text) => ChatDelta { content: Some(text), ..ChatDelta::default() },
+        AnswerEvent::Reasoning(text) => {
+            ChatDelta { reasoning: Some(text), reasoning_content: Some(text), ..ChatDelta::default() }
         }
-        let logprobs = self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, self.names()));
-        let has_content = !update.text.is_empty() || update.finish_reason.is_none();
-        let choice = ChatChunkChoice {
-            index: update.choice,
-            delta: ChatDelta { role: None, content: has_content.then_some(&*update.text) },
-            logprobs: logprobs.filter(|logprobs| !logprobs.content.is_empty()),
-            finish_reason: update.finish_reason.map(finish_name),
-            stop_reason: update.stop_reason,
-            token_ids: self.show.token_ids.then_some(update.token_ids),
-        };
-        self.push_chunk(vec![choice], false, false, out);
+        AnswerEvent::CallBegin { index, id, name } => ChatDelta {
+            tool_calls: Some(vec![call(*index, Some(id), Some(name), "")]),
+            ..ChatDelta::default()
+        },
+        AnswerEvent::Arguments { index, text } => {
+            ChatDelta { tool_calls: Some(vec![call(*index, None, None, text)]), ..ChatDelta::default() }
+        }
+        AnswerEvent::CallEnd { .. } => return None,
+    };
+    Some(delta)
+}
+
+impl Writer for ChatWriter {
+    fn begin(&mut self, generation: &Generation, out: &mut Events) {
+        for index in 0..generation.num_choices() {
+            let delta =
+                ChatDelta { role: Some("assistant"), content: Some(&self.echo), ..ChatDelta::default() };
+            let choice = ChatChunkChoice { index, delta, ..ChatChunkChoice::default() };
+            self.push_chunk(generation, vec![choice], index == 0, false, out);
+        }
     }
 
-    fn push_beginning(&self, out: &mut Events) {
-        for index in 0..self.generation.num_choices() {
-            let delta = ChatDelta { role: Some("assistant"), content: Some(&self.echo) };
+    /// One chunk a piece. What belongs to all of them goes into the first, the end into the last.
+    fn update(&mut self, generation: &Generation, update: Update, out: &mut Events) {
+        let mut deltas: Vec<ChatDelta<'_>> = update.events.iter().filter_map(delta).collect();
+        let shows_tokens = self.top_logprobs.is_some() || self.head.show.token_ids;
+        let ends = update.finish_reason.is_some();
+        if deltas.is_empty() && (ends || (shows_tokens && !update.token_ids.is_empty())) {
+            deltas.push(ChatDelta { content: (!ends).then_some(""), ..ChatDelta::default() });
+        }
+        let names = self.head.names(generation);
+        let logprobs = self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, names));
+        let mut logprobs = logprobs.filter(|logprobs| !logprobs.content.is_empty());
+        let (finish_reason, num_deltas) = (reason(&update), deltas.len());
+        let mut token_ids = self.head.show.token_ids.then_some(update.token_ids);
+        for (number, delta) in deltas.into_iter().enumerate() {
+            let is_last = number + 1 == num_deltas;
             let choice = ChatChunkChoice {
-                index,
+                index: update.choice,
                 delta,
-                logprobs: None,
-                finish_reason: None,
-                stop_reason: None,
-                token_ids: None,
+                logprobs: logprobs.take(),
+                finish_reason: finish_reason.filter(|_| is_last),
+                stop_reason: update.stop_reason.clone().filter(|_| is_last),
+                token_ids: token_ids.take(),
             };
-            self.push_chunk(vec![choice], index == 0, false, out);
+            self.push_chunk(generation, vec![choice], false, false, out);
         }
     }
-}
 
-enum StreamState {
-    Begin,
-    Running,
-}
-
-struct ChatStream {
-    answer: Answer,
-    updates: Vec<Update>,
-    state: StreamState,
-}
-
-impl EventSource for ChatStream {
-    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Events) -> Poll<Result<bool, ApiError>> {
-        if matches!(self.state, StreamState::Begin) {
-            self.state = StreamState::Running;
-            self.answer.push_beginning(out);
-            return Poll::Ready(Ok(true));
+    fn end(&mut self, generation: &Generation, out: &mut Events) {
+        if self.head.show.include_usage {
+            self.push_chunk(generation, Vec::new(), false, true, out);
         }
-        let more = ready!(self.answer.generation.poll_updates(cx, &mut self.updates))?;
-        for update in self.updates.drain(..) {
-            self.answer.push_update(update, out);
-        }
-        if !more && self.answer.show.include_usage {
-            self.answer.push_chunk(Vec::new(), false, true, out);
-        }
-        Poll::Ready(Ok(more))
     }
 }

@@ -1,32 +1,30 @@
 //! `POST /v1/completions`.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use baton_core::TokenId;
 
+use crate::FINGERPRINT;
+use crate::answer::{Head, Streamed, Writer};
 use crate::auth::Tenant;
-use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::generation::{Generation, Job, Update};
-use crate::logprobs::{self, TokenNames, finish_name};
+use crate::logprobs::{self, finish_name};
 use crate::params::{ApiFields, Show, sampling_params};
 use crate::prepare;
-use crate::sse::{self, EventSource, Events};
+use crate::sse::{self, Events};
 use crate::state::App;
 use crate::structured;
-use crate::types::common::SamplingFields;
+use crate::types::common::Usage;
 use crate::types::completions::{
     CompletionChoice, CompletionChunk, CompletionFields, CompletionLogprobs, CompletionResponse,
 };
 use crate::types::prompt::Prompt;
-use crate::types::structured::StructuredFields;
-use crate::{FINGERPRINT, ids};
 
-use super::{check_model, json, refuse};
+use super::{Received, json, receive, refuse};
 
 /// OpenAI's default, which surprises everybody once.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -36,13 +34,8 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let in_flight = app.admit()?;
-    let body = JsonBody::read(&app, request).await?;
-    let mut completion: CompletionFields = body.parse()?;
-    let mut fields: SamplingFields = body.parse()?;
-    let structured: StructuredFields = body.parse()?;
-    drop(body);
-    check_model(&app, fields.model.as_deref())?;
+    let Received { in_flight, own: mut completion, mut fields, structured } =
+        receive::<CompletionFields>(&app, request).await?;
     check_supported(&completion)?;
     let show = Show::new(&fields)?;
     let echo = completion.echo.unwrap_or(false);
@@ -59,7 +52,7 @@ pub async fn create(
         best_of: completion.best_of,
     };
     let mut params = sampling_params(&app, &fields, api)?;
-    structured::apply(&app, structured, &mut params).await?;
+    structured::apply(&app, structured::wish(structured)?, &mut params).await?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
     let (prompts, echoes) = prepare_prompts(&app, &completion, prompts, echo).await?;
@@ -69,28 +62,25 @@ pub async fn create(
         skip_special_tokens: show.skip_special_tokens,
         cache_salt: fields.cache_salt,
         priority: fields.priority.unwrap_or(0),
+        reading: None,
+        clamps_length: false,
     };
-    let generation = Generation::start(&app, in_flight, &tenant, job).await?;
-    let answer = Answer {
-        id: format!("cmpl-{}", ids::unique()),
-        created: ids::unix_seconds(),
-        show,
+    let mut generation = Generation::start(&app, in_flight, &tenant, job).await?;
+    let num_choices = generation.num_choices();
+    let mut writer = CompletionWriter {
+        head: Head::new("cmpl", show),
         logprobs: completion.logprobs.map(|top| top as usize),
         prompt_logprobs: asked_prompt_logprobs,
         echoes,
         only_echo,
-        generation,
-    };
-    if !show.stream {
-        return answer.whole().await;
-    }
-    let num_choices = answer.generation.num_choices();
-    Ok(sse::response(CompletionStream {
-        answer,
-        updates: Vec::new(),
         offsets: vec![0; num_choices],
         begun: vec![false; num_choices],
-    }))
+    };
+    if show.stream {
+        return Ok(sse::response(Streamed::new(generation, writer)));
+    }
+    let updates = generation.collect().await?;
+    Ok(json(&writer.whole(&generation, updates)))
 }
 
 fn check_supported(completion: &CompletionFields) -> Result<(), ApiError> {
@@ -133,50 +123,44 @@ async fn prepare_prompts(
     .await
 }
 
-/// An answer under way, and how it is to look.
-struct Answer {
-    id: String,
-    created: u64,
-    show: Show,
+/// How an answer is to look, and how far its choices are.
+#[derive(Debug)]
+struct CompletionWriter {
+    head: Head,
     logprobs: Option<usize>,
     prompt_logprobs: bool,
     /// The prompts' texts; empty without `echo`.
     echoes: Vec<String>,
     only_echo: bool,
-    generation: Generation,
+    /// Characters of each choice's text so far.
+    offsets: Vec<usize>,
+    begun: Vec<bool>,
 }
 
-impl Answer {
-    fn names(&self) -> TokenNames<'_> {
-        TokenNames { model: &self.generation.app().model, as_ids: self.show.tokens_as_ids }
-    }
-
-    async fn whole(mut self) -> Result<Response, ApiError> {
-        let updates = self.generation.collect().await?;
-        let choices = updates.into_iter().map(|update| self.choice(update, true, &mut 0)).collect();
-        let mut usage = self.generation.usage();
+impl CompletionWriter {
+    fn whole(&mut self, generation: &Generation, updates: Vec<Update>) -> CompletionResponse {
+        let choices = updates.into_iter().map(|update| self.choice(generation, update)).collect();
+        let mut usage = generation.usage();
         if self.only_echo {
-            usage = crate::types::common::Usage::new(
-                usage.prompt_tokens,
-                0,
-                usage.prompt_tokens_details.cached_tokens,
-            );
+            usage = Usage::new(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens);
         }
-        Ok(json(&CompletionResponse {
+        CompletionResponse {
             choices,
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "text_completion",
-            created: self.created,
-            model: self.generation.app().model.name().to_owned(),
+            created: self.head.created,
+            model: generation.app().model.name().to_owned(),
             usage,
             system_fingerprint: FINGERPRINT,
-        }))
+        }
     }
 
-    /// A choice, or a piece of one. `offset` is the length of its text so far.
-    fn choice(&self, mut update: Update, is_first: bool, offset: &mut usize) -> CompletionChoice {
-        let (names, part) = (self.names(), self.generation.part_of(update.choice));
-        let prompt_index = update.choice * self.echoes.len() / self.generation.num_choices().max(1);
+    /// A choice, or a piece of one.
+    fn choice(&mut self, generation: &Generation, mut update: Update) -> CompletionChoice {
+        let (names, part) = (self.head.names(generation), generation.part_of(update.choice));
+        let is_first = !std::mem::replace(&mut self.begun[update.choice], true);
+        let offset = &mut self.offsets[update.choice];
+        let prompt_index = update.choice * self.echoes.len() / generation.num_choices().max(1);
         let echo = self.echoes.get(prompt_index).filter(|_| is_first);
         if self.only_echo {
             (update.text, update.token_ids, update.logprobs) = (String::new(), Vec::new(), Vec::new());
@@ -197,6 +181,7 @@ impl Answer {
             None => update.text,
         };
         let shows_prompt = is_first && self.prompt_logprobs;
+        let shows_ids = self.head.show.token_ids;
         CompletionChoice {
             index: update.choice,
             text,
@@ -204,54 +189,46 @@ impl Answer {
             finish_reason: update.finish_reason.map(finish_name),
             stop_reason: update.stop_reason,
             prompt_logprobs: shows_prompt.then(|| logprobs::prompt(&part.prompt_logprobs, names)),
-            prompt_token_ids: (is_first && self.show.token_ids).then(|| part.prompt_token_ids.clone()),
-            token_ids: self.show.token_ids.then_some(update.token_ids),
+            prompt_token_ids: (is_first && shows_ids).then(|| part.prompt_token_ids.clone()),
+            token_ids: shows_ids.then_some(update.token_ids),
         }
     }
 
-    fn push_chunk(&self, choices: &[CompletionChoice], is_last: bool, out: &mut Events) {
-        let usage = match (self.show.include_usage, is_last || self.show.continuous_usage) {
-            (false, _) => None,
-            (true, false) => Some(None),
-            (true, true) => Some(Some(self.generation.usage())),
-        };
+    fn push_chunk(
+        &self,
+        generation: &Generation,
+        choices: &[CompletionChoice],
+        is_last: bool,
+        out: &mut Events,
+    ) {
         out.push(&CompletionChunk {
-            id: &self.id,
+            id: &self.head.id,
             object: "text_completion",
-            created: self.created,
-            model: self.generation.app().model.name(),
+            created: self.head.created,
+            model: generation.app().model.name(),
             choices,
-            usage,
+            usage: self.head.chunk_usage(generation, is_last),
             system_fingerprint: FINGERPRINT,
         });
     }
 }
 
-struct CompletionStream {
-    answer: Answer,
-    updates: Vec<Update>,
-    /// Characters of each choice's text so far.
-    offsets: Vec<usize>,
-    begun: Vec<bool>,
-}
+impl Writer for CompletionWriter {
+    fn begin(&mut self, _: &Generation, _: &mut Events) {}
 
-impl EventSource for CompletionStream {
-    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut Events) -> Poll<Result<bool, ApiError>> {
-        let more = ready!(self.answer.generation.poll_updates(cx, &mut self.updates))?;
-        for update in self.updates.drain(..) {
-            let index = update.choice;
-            let is_first = !std::mem::replace(&mut self.begun[index], true);
-            let ends = update.finish_reason.is_some();
-            let choice = self.answer.choice(update, is_first, &mut self.offsets[index]);
-            let has_tokens = choice.logprobs.as_ref().is_some_and(|lists| !lists.tokens.is_empty());
-            let has_ids = choice.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
-            if ends || has_tokens || has_ids || !choice.text.is_empty() {
-                self.answer.push_chunk(&[choice], false, out);
-            }
+    fn update(&mut self, generation: &Generation, update: Update, out: &mut Events) {
+        let ends = update.finish_reason.is_some();
+        let choice = self.choice(generation, update);
+        let has_tokens = choice.logprobs.as_ref().is_some_and(|lists| !lists.tokens.is_empty());
+        let has_ids = choice.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        if ends || has_tokens || has_ids || !choice.text.is_empty() {
+            self.push_chunk(generation, &[choice], false, out);
         }
-        if !more && self.answer.show.include_usage {
-            self.answer.push_chunk(&[], true, out);
+    }
+
+    fn end(&mut self, generation: &Generation, out: &mut Events) {
+        if self.head.show.include_usage {
+            self.push_chunk(generation, &[], true, out);
         }
-        Poll::Ready(Ok(more))
     }
 }

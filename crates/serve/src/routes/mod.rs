@@ -2,9 +2,12 @@
 
 pub mod chat;
 pub mod completions;
+pub mod embeddings;
+pub mod messages;
 pub mod meta;
 pub mod models;
 pub mod probes;
+pub mod responses;
 pub mod text;
 
 use std::sync::Arc;
@@ -15,11 +18,15 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::state::App;
+use crate::state::{App, InFlight};
+use crate::types::common::SamplingFields;
+use crate::types::structured::StructuredFields;
 use crate::{access, auth, console, cors};
 
 /// A route, and what a person or a generator of clients wants to know of it.
@@ -52,6 +59,13 @@ pub const ROUTES: &[Route] = routes! {
     get "/v1/models/{id}" models::one, "One served model";
     post "/v1/chat/completions" chat::create, "Answer a conversation, whole or as a stream of events";
     post "/v1/completions" completions::create, "Continue prompts, whole or as a stream of events";
+    post "/v1/responses" responses::create, "Answer input items, whole, as a stream of events or in the background";
+    get "/v1/responses/{id}" responses::retrieve, "A stored response";
+    delete "/v1/responses/{id}" responses::remove, "Forget a stored response";
+    post "/v1/responses/{id}/cancel" responses::cancel, "Stop a response that is made in the background";
+    post "/v1/messages" messages::create, "Answer messages in the dialect of Anthropic's API";
+    post "/v1/messages/count_tokens" messages::count_tokens, "How many tokens such messages have";
+    post "/v1/embeddings" embeddings::create, "The model's hidden state after each input, as a unit vector";
     post "/tokenize" text::tokenize, "The token ids of a prompt or a conversation";
     post "/detokenize" text::detokenize, "The text of token ids";
     get "/health" probes::health, "200 while the engine works, 503 when it is stuck or gone (open to all)";
@@ -87,6 +101,7 @@ pub fn router(app: &Arc<App>) -> Router {
         Some(layer) => router.layer(layer),
         None => router,
     };
+    let router = router.layer(from_fn(messages::translate_errors));
     router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
 }
 
@@ -96,6 +111,27 @@ pub(crate) fn json(value: &impl Serialize) -> Response {
     let mut response = Body::from(body).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+/// A generating request that was let in: its own fields, and those that all such APIs share.
+pub(crate) struct Received<T> {
+    pub in_flight: InFlight,
+    pub own: T,
+    pub fields: SamplingFields,
+    pub structured: StructuredFields,
+}
+
+/// Lets a generating request in and reads it.
+pub(crate) async fn receive<T: DeserializeOwned>(
+    app: &Arc<App>,
+    request: Request,
+) -> Result<Received<T>, ApiError> {
+    let in_flight = app.admit()?;
+    let body = JsonBody::read(app, request).await?;
+    let (own, fields): (T, SamplingFields) = (body.parse()?, body.parse()?);
+    let structured = body.parse()?;
+    check_model(app, fields.model.as_deref())?;
+    Ok(Received { in_flight, own, fields, structured })
 }
 
 /// Refuses a request for a model that is not served here.

@@ -7,7 +7,7 @@ use axum::response::Response;
 
 use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::prepare::{self, ChatOptions};
+use crate::prepare::{self, ChatOptions, Conversation};
 use crate::state::App;
 use crate::types::prompt::Prompt;
 use crate::types::text::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
@@ -33,8 +33,10 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
                 add_special_tokens: asked.add_special_tokens,
                 documents: None,
                 chat_template_kwargs: asked.chat_template_kwargs,
+                skips_reasoning: false,
             };
-            prepare::chat_tokens(app, messages, options)
+            let conversation = Conversation { messages, options, ..Conversation::default() };
+            prepare::chat_prompt(app, conversation).map(|prompt| prompt.token_ids)
         }
         _ => Err(ApiError::invalid_field("prompt", "give either prompt or messages")),
     })

@@ -6,13 +6,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
+use super::tools::{ChatTool, ChatToolChoice, ToolCall, ToolCallDelta};
 
 /// The fields of a chat besides [`super::common::SamplingFields`].
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(extend("required" = ["messages"]))]
 pub struct ChatFields {
-    /// Objects with `role` and `content` (a text, or a list of `{"type": "text", "text": …}`).
+    /// Objects with `role` and `content` (a text, or a list of `{"type": "text", "text": …}`); those of the assistant may
+    /// have `tool_calls`, those of the role `tool` have a `tool_call_id`.
     pub messages: Option<Vec<Map<String, Value>>>,
     pub max_completion_tokens: Option<u32>,
     pub logprobs: Option<bool>,
@@ -28,9 +30,12 @@ pub struct ChatFields {
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Prepend the last message, where it has the role of the answer.
     pub echo: Option<bool>,
+    /// Functions that the model may call.
+    pub tools: Option<Vec<ChatTool>>,
+    pub tool_choice: Option<ChatToolChoice>,
+    /// Allow more than one call in an answer.
+    pub parallel_tool_calls: Option<bool>,
     pub chat_template: Unsupported,
-    pub tools: Unsupported,
-    pub tool_choice: Unsupported,
     pub functions: Unsupported,
     pub function_call: Unsupported,
     pub audio: Unsupported,
@@ -68,8 +73,16 @@ pub struct ChatChoice {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct AnswerMessage {
     pub role: String,
-    pub content: String,
+    /// Absent where there are only calls.
+    pub content: Option<String>,
     pub refusal: Option<String>,
+    /// What the model wrote to itself, under vLLM's newer and older name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -107,7 +120,7 @@ pub struct ChatChunk<'a> {
     pub prompt_token_ids: Option<&'a [TokenId]>,
 }
 
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct ChatChunkChoice<'a> {
     pub index: usize,
     pub delta: ChatDelta<'a>,
@@ -125,4 +138,10 @@ pub struct ChatDelta<'a> {
     pub role: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCallDelta>>,
 }

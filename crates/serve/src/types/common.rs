@@ -1,4 +1,4 @@
-//! Fields and shapes that chat and completions share.
+//! Fields and shapes that the generating APIs share.
 
 use std::collections::BTreeMap;
 
@@ -92,6 +92,14 @@ pub struct Usage {
     pub completion_tokens: usize,
     pub total_tokens: usize,
     pub prompt_tokens_details: PromptTokensDetails,
+    /// Only of models that reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub struct CompletionTokensDetails {
+    pub reasoning_tokens: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
@@ -107,6 +115,7 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: None,
         }
     }
 }

@@ -4,6 +4,10 @@
 pub mod chat;
 pub mod common;
 pub mod completions;
+pub mod embeddings;
+pub mod messages;
 pub mod prompt;
+pub mod responses;
 pub mod structured;
 pub mod text;
+pub mod tools;

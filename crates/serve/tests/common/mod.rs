@@ -87,22 +87,32 @@ impl Answer {
     }
 }
 
+const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}|{% endfor %}\
+                        {% if add_generation_prompt %}>{% endif %}";
+
 pub async fn client() -> Client {
     client_with(ServerConfig::default(), &engine_config()).await
 }
 
 pub async fn client_with(config: ServerConfig, engine: &EngineConfig) -> Client {
-    let server = Server::bind(served_model(engine), ServerConfig { port: 0, ..config }).await;
+    client_of(config, engine, TEMPLATE).await
+}
+
+/// A client of a server whose model has this chat template.
+pub async fn client_of(config: ServerConfig, engine: &EngineConfig, template: &str) -> Client {
+    let server = Server::bind(model_with(engine, template), ServerConfig { port: 0, ..config }).await;
     Client { router: server.expect("a free port").router(), key: None }
 }
 
 /// The golden model with its engine running.
 pub fn served_model(engine: &EngineConfig) -> ServedModel {
+    model_with(engine, TEMPLATE)
+}
+
+fn model_with(engine: &EngineConfig, template: &str) -> ServedModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden/llama");
     let files = ModelFiles::open(&folder, LoadFormat::Auto).expect("the golden model");
     let engine = Engine::new(&files, Box::new(ReferenceBackend::new()), engine, &mut |_| {}).expect("loads");
-    let template = "{% for message in messages %}{{ message.content }}|{% endfor %}\
-                    {% if add_generation_prompt %}>{% endif %}";
     let text = ModelText {
         tokenizer: Some(Arc::new(tokenizer())),
         chat_template: Some(ChatTemplate::new(template, None, None).expect("the template is sound")),
@@ -135,6 +145,26 @@ impl Client {
         let bytes = body.collect().await.expect("a body").to_bytes();
         let text = String::from_utf8(bytes.to_vec()).expect("UTF-8");
         Answer { status: head.status, headers: head.headers, text }
+    }
+
+    /// Posts a stream whose events have names, which must be those of their types.
+    pub async fn named_events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let answer = self.post(path, &body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{body}: {}", answer.text);
+        let event = |event: &str| {
+            let (name, data) =
+                event.strip_prefix("event: ").and_then(|rest| rest.split_once("\ndata: ")).expect(event);
+            let value: Value = serde_json::from_str(data).expect("JSON");
+            assert_eq!(value["type"], name);
+            value
+        };
+        answer.text.split_terminator("\n\n").map(event).collect()
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.finish(Request::delete(path), Body::empty()).await
     }
 
     pub async fn get(&self, path: &str) -> Answer {

@@ -15,12 +15,16 @@ use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 
 use crate::TextError;
+use crate::answer::{ReasoningFormat, ToolFormat};
 
+mod abilities;
 mod budget;
 mod clock;
 mod json;
 mod python;
 mod rewrite;
+
+pub use abilities::{ArgumentsForm, TemplateAbilities};
 
 /// The longest template. Those in use have up to about 20 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -39,6 +43,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: Option<String>,
     eos_token: Option<String>,
+    tool_format: Option<ToolFormat>,
+    reasoning_format: Option<ReasoningFormat>,
 }
 
 /// What goes into a prompt besides the messages.
@@ -138,13 +144,27 @@ impl ChatTemplate {
             )));
         }
         check_tag_length(source)?;
+        let (tool_format, reasoning_format) =
+            (ToolFormat::of_template(source), ReasoningFormat::of_template(source));
         let source = without_generation_marks(source);
         let environment = on_large_stack(|| Self::compile(&source))?;
         Ok(Self {
             environment,
             bos_token: bos_token.map(str::to_owned),
             eos_token: eos_token.map(str::to_owned),
+            tool_format,
+            reasoning_format,
         })
+    }
+
+    /// How its model writes calls of functions, if the template shows it.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.tool_format
+    }
+
+    /// How its model writes reasoning, if the template shows it.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        self.reasoning_format
     }
 
     fn compile(source: &str) -> Result<Environment<'static>, TextError> {

@@ -1,0 +1,138 @@
+//! `POST /v1/embeddings`: the hidden state of the served decoder after the last token of each input, through the last
+//! norm, as a unit vector.
+//!
+//! The model was trained to continue text, not to compare texts: these vectors tell topics apart, and a model that was
+//! trained for embeddings does so better.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use baton_core::SamplingParams;
+
+use crate::auth::Tenant;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::generation::{Generation, Job};
+use crate::ids;
+use crate::params::MAX_SALT_BYTES;
+use crate::prepare;
+use crate::state::App;
+use crate::types::embeddings::{
+    Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage, EmbeddingVector, EncodingFormat,
+};
+
+use super::{check_model, json};
+
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let in_flight = app.admit()?;
+    let asked: EmbeddingRequest = JsonBody::read(&app, request).await?.parse()?;
+    check_model(&app, asked.model.as_deref())?;
+    let limit = app.config.max_choices;
+    let missing = || ApiError::invalid_field("input", "input is missing: give a text or token ids");
+    let inputs = asked.input.ok_or_else(missing)?.0;
+    if inputs.is_empty() || inputs.len() > limit {
+        let message = format!("input must hold 1 to {limit} inputs, got {}", inputs.len());
+        return Err(ApiError::invalid_field("input", message));
+    }
+    let hidden_size = app.model.hidden_size;
+    let dimensions = asked.dimensions.unwrap_or(hidden_size);
+    if dimensions == 0 || dimensions > hidden_size {
+        let message = format!("dimensions must be 1 to {hidden_size}, the model's hidden size");
+        return Err(ApiError::invalid_field("dimensions", message));
+    }
+    if asked.cache_salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > MAX_SALT_BYTES) {
+        let message = format!("cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes");
+        return Err(ApiError::invalid_field("cache_salt", message));
+    }
+    let add_special = asked.add_special_tokens.unwrap_or(true);
+    let prompts = prepare::blocking(&app, move |app| {
+        inputs.into_iter().map(|input| prepare::prompt_tokens(app, input, add_special)).collect()
+    });
+    let job = Job {
+        prompts: prompts.await?,
+        // One token is drawn and thrown away: a request without any would need a way of its own through the engine.
+        params: SamplingParams { ignore_eos: true, pooling: true, ..SamplingParams::greedy(1) },
+        skip_special_tokens: true,
+        cache_salt: asked.cache_salt,
+        priority: asked.priority.unwrap_or(0),
+        reading: None,
+        clamps_length: false,
+    };
+    let mut generation = Generation::start(&app, in_flight, &tenant, job).await?;
+    generation.collect().await?;
+    let format = asked.encoding_format.unwrap_or_default();
+    let data = (0..generation.num_choices()).map(|index| Embedding {
+        object: "embedding",
+        index,
+        embedding: encode(&unit(&generation.part_of(index).pooled, dimensions), format),
+    });
+    let prompt_tokens = generation.usage().prompt_tokens;
+    Ok(json(&EmbeddingResponse {
+        id: format!("embd-{}", ids::unique()),
+        object: "list",
+        created: ids::unix_seconds(),
+        model: app.model.name().to_owned(),
+        data: data.collect(),
+        usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
+    }))
+}
+
+/// The first numbers of a vector, made as long as 1.
+fn unit(vector: &[f32], dimensions: usize) -> Vec<f32> {
+    let kept = &vector[..dimensions.min(vector.len())];
+    let length = kept.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let scale = if length > 0.0 && length.is_finite() { length.recip() } else { 0.0 };
+    kept.iter().map(|x| x * scale).collect()
+}
+
+fn encode(vector: &[f32], format: EncodingFormat) -> EmbeddingVector {
+    match format {
+        EncodingFormat::Float => EmbeddingVector::Float(vector.to_vec()),
+        EncodingFormat::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            EmbeddingVector::Base64(base64(&bytes))
+        }
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let three = [group[0], group.get(1).copied().unwrap_or(0), group.get(2).copied().unwrap_or(0)];
+        let bits = u32::from_be_bytes([0, three[0], three[1], three[2]]);
+        for letter in 0..4 {
+            let shown = letter <= group.len();
+            let index = (bits >> (18 - 6 * letter)) & 63;
+            text.push(if shown { LETTERS[index as usize] as char } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64(&[255, 239]), "/+8=");
+    }
+
+    #[test]
+    fn vectors_have_the_length_1() {
+        assert_eq!(unit(&[3.0, 4.0, 12.0], 2), [0.6, 0.8]);
+        assert_eq!(unit(&[0.0, 0.0], 2), [0.0, 0.0]);
+    }
+}

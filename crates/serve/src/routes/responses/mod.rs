@@ -1,0 +1,264 @@
+//! `/v1/responses`: the same way as a chat, told in items, and kept for later.
+
+mod input;
+mod making;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Path, Request, State};
+use axum::response::Response;
+use baton_core::StructuredOutput;
+use serde_json::{Map, Value};
+use tokio::sync::Notify;
+
+use crate::answer::Streamed;
+use crate::auth::Tenant;
+use crate::conversation::{self, Ask};
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::ids;
+use crate::params::{ApiFields, Show};
+use crate::prepare::{ChatOptions, Conversation};
+use crate::sse;
+use crate::state::App;
+use crate::store::{Stored, Turns};
+use crate::tools::{Described, ToolChoice, ToolUse, check_type, mode_of};
+use crate::types::common::SamplingFields;
+use crate::types::responses::{
+    DeletedResponse, ReasoningOptions, ResponseFields, ResponseInput, ResponseObject, ResponseToolChoice,
+    TextFormat,
+};
+use crate::types::tools::Function;
+
+use super::{Received, json, receive, refuse};
+use making::Making;
+
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let Received { in_flight, own: mut asked, fields, .. } = receive::<ResponseFields>(&app, request).await?;
+    check_supported(&asked, &fields)?;
+    let show = Show::new(&fields)?;
+    let mut turns = previous_turns(&app, &tenant, &asked)?;
+    let missing = || ApiError::invalid_field("input", "input is missing: give a text or a list of items");
+    let asked_input: ResponseInput = asked.input.take().ok_or_else(missing)?;
+    input::extend(&mut turns, asked_input)?;
+    let response = response_object(&app, &asked, &fields);
+    let ask = ask(asked, fields, &turns)?;
+    let mut making = Making::new(&app, tenant.clone(), response, turns);
+    let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
+    if making.response.background {
+        return in_background(making, generation);
+    }
+    if show.stream {
+        return Ok(sse::response(Streamed::new(generation, making)));
+    }
+    for update in generation.collect().await? {
+        making.take(update);
+    }
+    making.complete(&generation);
+    Ok(json(&making.response))
+}
+
+fn check_supported(asked: &ResponseFields, fields: &SamplingFields) -> Result<(), ApiError> {
+    refuse(&[("prompt", &asked.prompt), ("conversation", &asked.conversation)])?;
+    let stores = asked.store.unwrap_or(true);
+    if asked.background.unwrap_or(false) {
+        if !stores {
+            let message = "background needs store: the response could not be asked for otherwise";
+            return Err(ApiError::invalid_field("background", message));
+        }
+        if fields.stream.unwrap_or(false) {
+            let message = "background and stream cannot be had together: leave one of them out";
+            return Err(ApiError::invalid_field("background", message));
+        }
+    }
+    if fields.n.is_some_and(|n| n != 1) {
+        return Err(ApiError::invalid_field("n", "a response has one answer: leave n out"));
+    }
+    if asked.truncation.as_ref().is_some_and(|truncation| truncation != "disabled") {
+        return Err(ApiError::unsupported("truncation"));
+    }
+    let wants_logprobs = |include: &String| include.contains("logprobs");
+    if asked.include.as_ref().is_some_and(|include| include.iter().any(wants_logprobs)) {
+        return Err(ApiError::unsupported("include"));
+    }
+    Ok(())
+}
+
+/// The conversation up to this request.
+fn previous_turns(app: &App, tenant: &Tenant, asked: &ResponseFields) -> Result<Turns, ApiError> {
+    let Some(id) = &asked.previous_response_id else { return Ok(Turns::new()) };
+    let previous = app.responses.get(tenant, id, "previous_response_id")?;
+    if !["completed", "incomplete"].contains(&previous.response.status) {
+        let status = previous.response.status;
+        let message =
+            format!("previous_response_id: the response is {status}, so that nothing can follow it");
+        return Err(ApiError::invalid_field("previous_response_id", message));
+    }
+    Ok(previous.turns.to_vec())
+}
+
+fn response_object(app: &App, asked: &ResponseFields, fields: &SamplingFields) -> ResponseObject {
+    let defaults = &app.model.text.default_sampling;
+    let background = asked.background.unwrap_or(false);
+    ResponseObject {
+        id: format!("resp_{}", ids::unique()),
+        object: "response",
+        created_at: ids::unix_seconds(),
+        status: if background { "queued" } else { "in_progress" },
+        background,
+        instructions: asked.instructions.clone(),
+        max_output_tokens: asked.max_output_tokens,
+        model: app.model.name().to_owned(),
+        parallel_tool_calls: asked.parallel_tool_calls.unwrap_or(true),
+        previous_response_id: asked.previous_response_id.clone(),
+        reasoning: asked.reasoning.clone().unwrap_or_default(),
+        store: asked.store.unwrap_or(true),
+        temperature: fields.temperature.unwrap_or(defaults.temperature),
+        text: {
+            let mut text = asked.text.clone().unwrap_or_default();
+            text.format.get_or_insert(TextFormat::Text);
+            text
+        },
+        tool_choice: Some(asked.tool_choice.clone().unwrap_or(ResponseToolChoice::Mode("auto".to_owned()))),
+        tools: asked.tools.clone().unwrap_or_default(),
+        top_p: fields.top_p.unwrap_or(defaults.top_p),
+        truncation: "disabled",
+        user: fields.user.clone(),
+        metadata: asked.metadata.clone().unwrap_or_default(),
+        ..ResponseObject::default()
+    }
+}
+
+fn ask(asked: ResponseFields, fields: SamplingFields, turns: &Turns) -> Result<Ask, ApiError> {
+    let api = ApiFields { max_tokens: asked.max_output_tokens.or(fields.max_tokens), ..ApiFields::default() };
+    let structured = match asked.text.as_ref().and_then(|text| text.format.as_ref()) {
+        None | Some(TextFormat::Text) => None,
+        Some(TextFormat::JsonObject) => Some(("text.format", StructuredOutput::JsonObject)),
+        Some(TextFormat::JsonSchema { schema, .. }) => {
+            Some(("text.format", StructuredOutput::Json(Value::Object(schema.clone()).to_string())))
+        }
+    };
+    let describe = |(index, tool): (usize, crate::types::responses::ResponseTool)| {
+        let path = format!("tools[{index}]");
+        check_type(&path, &tool.kind)?;
+        let function = Function {
+            name: tool.name,
+            description: tool.description,
+            parameters: tool.parameters,
+            strict: tool.strict,
+        };
+        Ok(Described { path, function })
+    };
+    let tools = asked.tools.unwrap_or_default().into_iter().enumerate().map(describe);
+    let tools = tools.collect::<Result<Vec<_>, ApiError>>()?;
+    let choice = match asked.tool_choice {
+        None => ToolChoice::Auto,
+        Some(ResponseToolChoice::Mode(mode)) => mode_of(&mode)?,
+        Some(ResponseToolChoice::Named { kind, name }) => {
+            check_type("tool_choice", &kind)?;
+            ToolChoice::Named(name)
+        }
+    };
+    let mut messages = Turns::with_capacity(turns.len() + 1);
+    messages.extend(asked.instructions.map(|instructions| input::turn("system", instructions)));
+    messages.extend(turns.iter().cloned());
+    let options = ChatOptions {
+        chat_template_kwargs: template_kwargs(asked.chat_template_kwargs, asked.reasoning),
+        ..ChatOptions::default()
+    };
+    let tools = ToolUse::new(tools, choice, asked.parallel_tool_calls)?;
+    let conversation = Conversation { messages, tools, options };
+    Ok(Ask { conversation, fields, api, structured, clamps_length: true })
+}
+
+/// How hard to think, in the words of the templates that know how to say it.
+fn template_kwargs(
+    kwargs: Option<Map<String, Value>>,
+    reasoning: Option<ReasoningOptions>,
+) -> Option<Map<String, Value>> {
+    let Some(effort) = reasoning.and_then(|reasoning| reasoning.effort) else { return kwargs };
+    let mut kwargs = kwargs.unwrap_or_default();
+    let thinks = !["none", "minimal"].contains(&&*effort);
+    kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
+    kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+    Some(kwargs)
+}
+
+/// Answers at once; a task of its own makes the response and puts it into the store.
+fn in_background(mut making: Making, mut generation: Generation) -> Result<Response, ApiError> {
+    let answer = json(&making.response);
+    making.response.status = "in_progress";
+    let cancel = Arc::new(Notify::new());
+    let stored = Stored {
+        response: Arc::new(making.response.clone()),
+        turns: Arc::default(),
+        cancel: Some(Arc::clone(&cancel)),
+    };
+    making.app.responses.put(&making.tenant, stored)?;
+    tokio::spawn(async move {
+        let ended = tokio::select! {
+            ended = generation.collect() => Some(ended),
+            () = cancel.notified() => None,
+        };
+        if !making.app.responses.contains(&making.response.id) {
+            // It was deleted meanwhile.
+            return;
+        }
+        match ended {
+            Some(Ok(updates)) => {
+                for update in updates {
+                    making.take(update);
+                }
+                making.complete(&generation);
+            }
+            Some(Err(error)) => making.abandon("failed", Some(&error)),
+            None => making.abandon("cancelled", None),
+        }
+    });
+    Ok(answer)
+}
+
+pub async fn retrieve(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    Ok(json(&*app.responses.get(&tenant, &id, "id")?.response))
+}
+
+pub async fn remove(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let stored = app.responses.get(&tenant, &id, "id")?;
+    app.responses.remove(&id);
+    if let Some(cancel) = stored.cancel {
+        cancel.notify_one();
+    }
+    Ok(json(&DeletedResponse { id, object: "response", deleted: true }))
+}
+
+/// Stops a response that is made in the background. One that is done already stays as it is.
+pub async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let stored = app.responses.get(&tenant, &id, "id")?;
+    if !stored.response.background {
+        let message =
+            "only responses that are made in the background can be cancelled: close the connection instead";
+        return Err(ApiError::invalid_field("id", message));
+    }
+    let Some(cancel) = stored.cancel else { return Ok(json(&*stored.response)) };
+    cancel.notify_one();
+    // The task hears of it with its next turn; what it will say is known already.
+    let response = ResponseObject { status: "cancelled", ..(*stored.response).clone() };
+    Ok(json(&response))
+}

@@ -1,0 +1,133 @@
+//! The ways in which models write calls and reasoning, under vLLM's names, and which of them a chat template means.
+
+use std::str::FromStr;
+
+/// How a model writes calls of functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5 and 3, and models that are told to.
+    Hermes,
+    /// `{"name": …, "parameters": …}`, perhaps after `<|python_tag|>`, several with `;` between them.
+    Llama3Json,
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}]`, or `[TOOL_CALLS]name[ARGS]{…}` as newer ones do.
+    Mistral,
+    /// An object or a list of objects without any mark.
+    Json,
+}
+
+/// How a model writes its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// `<think>…</think>`, and the opening tag may be missing.
+    DeepSeekR1,
+    /// `<think>…</think>` where the model writes both or the prompt the first.
+    Qwen3,
+    /// `[THINK]…[/THINK]`.
+    Mistral,
+}
+
+/// The name of a format that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not known: write {known}")]
+pub struct UnknownFormat {
+    name: String,
+    known: &'static str,
+}
+
+impl ToolFormat {
+    /// The text that begins a call; without one, a call is JSON at the beginning of a line.
+    pub(super) fn marker(self) -> Option<&'static str> {
+        match self {
+            Self::Hermes => Some("<tool_call>"),
+            Self::Llama3Json => Some("<|python_tag|>"),
+            Self::Mistral => Some("[TOOL_CALLS]"),
+            Self::Json => None,
+        }
+    }
+
+    /// The text that ends a call.
+    pub(super) fn closing(self) -> Option<&'static str> {
+        (self == Self::Hermes).then_some("</tool_call>")
+    }
+
+    /// A call need not be marked.
+    pub(super) fn is_bare(self) -> bool {
+        matches!(self, Self::Llama3Json | Self::Json)
+    }
+
+    /// What a template that shows calls of earlier turns teaches its model.
+    pub fn of_template(source: &str) -> Option<Self> {
+        if source.contains("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else if source.contains("<tool_call>") {
+            Some(Self::Hermes)
+        } else if source.contains("<|python_tag|>") || source.contains("ipython") {
+            Some(Self::Llama3Json)
+        } else {
+            None
+        }
+    }
+}
+
+impl ReasoningFormat {
+    pub(super) fn tags(self) -> (&'static str, &'static str) {
+        match self {
+            Self::DeepSeekR1 | Self::Qwen3 => ("<think>", "</think>"),
+            Self::Mistral => ("[THINK]", "[/THINK]"),
+        }
+    }
+
+    /// The text that ends reasoning.
+    pub fn closing(self) -> &'static str {
+        self.tags().1
+    }
+
+    /// True where the text ends in open reasoning.
+    pub fn is_open_in(self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.tags().0)
+    }
+
+    /// Whether a prompt opens the tag is seen in the prompt, so one format does for all that use these tags.
+    pub fn of_template(source: &str) -> Option<Self> {
+        if source.contains("[THINK]") {
+            Some(Self::Mistral)
+        } else if source.contains("<think>") || source.contains("</think>") {
+            Some(Self::Qwen3)
+        } else {
+            None
+        }
+    }
+}
+
+impl FromStr for ToolFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        match name {
+            "hermes" => Ok(Self::Hermes),
+            "llama3_json" => Ok(Self::Llama3Json),
+            "mistral" => Ok(Self::Mistral),
+            "json" => Ok(Self::Json),
+            _ => Err(UnknownFormat {
+                name: name.to_owned(),
+                known: "auto, hermes, llama3_json, mistral or json",
+            }),
+        }
+    }
+}
+
+impl FromStr for ReasoningFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        match name {
+            "deepseek_r1" => Ok(Self::DeepSeekR1),
+            "qwen3" => Ok(Self::Qwen3),
+            "mistral" => Ok(Self::Mistral),
+            _ => Err(UnknownFormat {
+                name: name.to_owned(),
+                known: "auto, none, deepseek_r1, qwen3 or mistral",
+            }),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The public client libraries against a running server: `tests/clients/`.
+//!
+//! Pinned packages come through `pip` and `npm`, once, into `.cache/clients/`. The server is a debug build with the
+//! default model and a key; it is stopped when the scripts are done, whatever they said.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{cargo, root, run};
+
+const PYTHON_PACKAGES: [&str; 3] = ["openai==3.49.0", "anthropic==2.8.0", "schemathesis==4.32.5"];
+const NODE_PACKAGE: &str = "openai@7.53.0";
+const PYTHON_SCRIPTS: [&str; 3] = ["openai_sdk.py", "anthropic_sdk.py", "contract.py"];
+const NODE_SCRIPT: &str = "openai_sdk.mjs";
+const KEY: &str = "key-of-the-client-tests";
+
+/// Fetches the libraries, starts a server with this model and runs every script.
+pub fn test(model: &Path) -> Result<()> {
+    let folder = root().join(".cache/clients");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let python = python(&folder)?;
+    node_modules(&folder)?;
+    cargo(&["build", "--locked", "--package", "baton-cli"], &[])?;
+    let server = Server::start(model)?;
+    for script in PYTHON_SCRIPTS {
+        println!("$ {script}");
+        server.run(Command::new(&python).arg(scripts().join(script)))?;
+    }
+    // Node looks for packages beside the script.
+    let script = folder.join(NODE_SCRIPT);
+    std::fs::copy(scripts().join(NODE_SCRIPT), &script)?;
+    println!("$ {NODE_SCRIPT}");
+    server.run(Command::new("node").arg(&script))
+}
+
+fn scripts() -> PathBuf {
+    root().join("tests/clients")
+}
+
+/// True where these packages were fetched before; otherwise notes it once `fetch` has succeeded.
+fn once(mark: &Path, packages: &str, fetch: impl FnOnce() -> Result<()>) -> Result<()> {
+    if std::fs::read_to_string(mark).is_ok_and(|fetched| fetched == packages) {
+        return Ok(());
+    }
+    println!("fetching {packages}");
+    fetch()?;
+    std::fs::write(mark, packages).with_context(|| format!("cannot write {}", mark.display()))
+}
+
+fn python(folder: &Path) -> Result<PathBuf> {
+    let environment = folder.join("venv");
+    let python = environment.join("bin/python");
+    once(&folder.join("python-packages"), &PYTHON_PACKAGES.join(" "), || {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PYTHON_PACKAGES))
+    })?;
+    Ok(python)
+}
+
+fn node_modules(folder: &Path) -> Result<()> {
+    once(&folder.join("node-packages"), NODE_PACKAGE, || {
+        run(Command::new("npm")
+            .args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"])
+            .arg(folder)
+            .arg(NODE_PACKAGE))
+    })
+}
+
+/// A server that ends with this value.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(model: &Path) -> Result<Self> {
+        let target =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+        let mut child = Command::new(target.join("debug/baton"))
+            .arg("serve")
+            .arg(model)
+            .args(["--port", "0", "--api-key", KEY, "--max-model-len", "4096", "--log-level", "warn"])
+            .env_remove("BATON_API_KEY")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("the server cannot be started")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("the server has a pipe")?;
+        let mut server = Self { child, url: String::new() };
+        BufReader::new(stdout).read_line(&mut line)?;
+        let address = line.split_whitespace().find(|word| word.starts_with("http://"));
+        server.url = address.with_context(|| format!("the server said {line:?} and no address"))?.to_owned();
+        Ok(server)
+    }
+
+    fn run(&self, command: &mut Command) -> Result<()> {
+        run(command.env("BATON_URL", &self.url).env("BATON_API_KEY", KEY).current_dir(root()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
