@@ -139,6 +139,8 @@ impl Connections {
             .timer(TokioTimer::new())
             .header_read_timeout(self.read_timeout)
             .max_headers(MAX_HEADERS)
+            // An event is small: copied behind its chunk's head, it leaves in one plain write.
+            .writev(false)
             .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router.clone()));
         let watcher: Watcher = self.graceful.watcher();

@@ -15,7 +15,7 @@ use crate::generation::{Generation, Job, Update};
 use crate::logprobs::{self, TokenNames, finish_name};
 use crate::params::{ApiFields, Show, sampling_params};
 use crate::prepare;
-use crate::sse::{self, EventSource, Events};
+use crate::sse::{self, EventSource, Events, TEXT_MARK, TextTemplate};
 use crate::state::App;
 use crate::types::common::SamplingFields;
 use crate::types::completions::{
@@ -86,6 +86,7 @@ pub async fn create(
         updates: Vec::new(),
         offsets: vec![0; num_choices],
         begun: vec![false; num_choices],
+        templates: vec![None; num_choices],
     }))
 }
 
@@ -216,13 +217,34 @@ impl Answer {
         }
     }
 
+    /// True for an update that brings text and nothing else, whose chunk differs from the last in the text alone.
+    fn is_plain(&self, update: &Update) -> bool {
+        !update.text.is_empty()
+            && update.finish_reason.is_none()
+            && self.logprobs.is_none()
+            && !self.show.token_ids
+            && !self.show.continuous_usage
+            && !self.only_echo
+    }
+
+    /// The chunk of a plain update, its text left open.
+    fn template(&self, choice: usize) -> Option<TextTemplate> {
+        let update = Update { choice, text: TEXT_MARK.to_owned(), ..Update::default() };
+        let choices = [self.choice(update, false, &mut 0)];
+        TextTemplate::new(&self.chunk(&choices, false))
+    }
+
     fn push_chunk(&self, choices: &[CompletionChoice], is_last: bool, out: &mut Events) {
+        out.push(&self.chunk(choices, is_last));
+    }
+
+    fn chunk<'a>(&'a self, choices: &'a [CompletionChoice], is_last: bool) -> CompletionChunk<'a> {
         let usage = match (self.show.include_usage, is_last || self.show.continuous_usage) {
             (false, _) => None,
             (true, false) => Some(None),
             (true, true) => Some(Some(self.generation.usage())),
         };
-        out.push(&CompletionChunk {
+        CompletionChunk {
             id: &self.id,
             object: "text_completion",
             created: self.created,
@@ -230,7 +252,7 @@ impl Answer {
             choices,
             usage,
             system_fingerprint: FINGERPRINT,
-        });
+        }
     }
 }
 
@@ -240,6 +262,8 @@ struct CompletionStream {
     /// Characters of each choice's text so far.
     offsets: Vec<usize>,
     begun: Vec<bool>,
+    /// Of each choice, made with its second chunk.
+    templates: Vec<Option<TextTemplate>>,
 }
 
 impl EventSource for CompletionStream {
@@ -248,6 +272,16 @@ impl EventSource for CompletionStream {
         for update in self.updates.drain(..) {
             let index = update.choice;
             let is_first = !std::mem::replace(&mut self.begun[index], true);
+            if !is_first && self.answer.is_plain(&update) {
+                let template = &mut self.templates[index];
+                if template.is_none() {
+                    *template = self.answer.template(index);
+                }
+                if let Some(template) = template {
+                    out.push_text(template, &update.text);
+                    continue;
+                }
+            }
             let ends = update.finish_reason.is_some();
             let choice = self.answer.choice(update, is_first, &mut self.offsets[index]);
             let has_tokens = choice.logprobs.as_ref().is_some_and(|lists| !lists.tokens.is_empty());
