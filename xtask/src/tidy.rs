@@ -16,7 +16,7 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("engine", &["core", "kv", "sched", "backend", "model"]),
     ("text", &["core"]),
     ("serve", &["core", "engine", "text"]),
-    ("bench", &["core", "engine"]),
+    ("bench", &["core", "backend", "engine"]),
     ("cli", &["bench", "core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "serve"]),
     ("sim", &["core", "kv", "sched"]),
 ];
