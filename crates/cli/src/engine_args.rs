@@ -203,8 +203,7 @@ impl EngineArgs {
             LoadFormatArg::Mock if path.is_dir() || path.extension().is_some_and(|end| end == "json") => {
                 LoadFormat::Zero
             }
-            LoadFormatArg::Mock => LoadFormat::Auto,
-            LoadFormatArg::Auto => LoadFormat::Auto,
+            LoadFormatArg::Auto | LoadFormatArg::Mock => LoadFormat::Auto,
             LoadFormatArg::Gguf => LoadFormat::Gguf,
             LoadFormatArg::Safetensors => LoadFormat::Safetensors,
             LoadFormatArg::Dummy => LoadFormat::Dummy,
