@@ -220,7 +220,7 @@ fn mistakes_are_one_line() {
     baton.fails(&["bench", "serve", "--dataset-name", "sharegpt"], "--dataset-path");
     baton
         .fails(&["bench", "serve", "--dataset-name", "custom", "--dataset-path", "/nowhere"], "No such file");
-    baton.fails(&["bench", "serve", "--request-rate", "-1"], "--request-rate");
+    baton.fails(&["bench", "serve", "--request-rate", "0"], "--request-rate");
     baton.fails(&["bench", "serve", "--goodput", "speed:1"], "--goodput");
     baton.fails(&["bench", "serve", "--percentile-metrics", "ttft,x"], "not one of");
     baton.fails(&["bench", "serve", "--metric-percentiles", "101"], "not a percentile");
