@@ -17,7 +17,7 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("text", &["core"]),
     ("grammar", &["core", "text"]),
     ("serve", &["core", "engine", "text", "grammar"]),
-    ("bench", &["core", "engine"]),
+    ("bench", &["core", "backend", "engine"]),
     (
         "cli",
         &[

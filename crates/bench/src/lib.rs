@@ -10,6 +10,7 @@ mod client;
 mod clock;
 mod dataset;
 mod error;
+mod kernels;
 mod metrics;
 mod offline;
 mod random;
@@ -27,6 +28,7 @@ pub use dataset::{
     Segment, TokenRange, TraceOptions, Workload, prompt_tokens,
 };
 pub use error::BenchError;
+pub use kernels::{KernelFigures, kernels, kernels_json, kernels_table, memory_gb_per_s};
 pub use metrics::{Goodput, Metric, ServeMetrics, details};
 pub use offline::{LatencyOptions, LatencyResult, OfflineRequest, ThroughputResult, latency, throughput};
 pub use report::Report;

@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn figures_follow_their_definitions() {
-        let goodput = Goodput::parse(&["ttft:250".to_owned(), "tpot:200".to_owned()]).unwrap();
+        let goodput = Goodput::parse(&["ttft:250".to_owned(), "tpot:201".to_owned()]).unwrap();
         let metrics = ServeMetrics::new(&outcomes(), 2.0, goodput);
         assert_eq!((metrics.completed, metrics.failed), (2, 1));
         assert_eq!((metrics.total_input_tokens, metrics.total_output_tokens), (20, 4));

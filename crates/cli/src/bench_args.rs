@@ -36,6 +36,8 @@ pub enum BenchCommand {
     Soak(SoakArgs),
     /// Time from the start of a server to its being ready
     Startup(Box<StartupArgs>),
+    /// Products of a device for each weight format, and the speed of memory
+    Kernels(Box<KernelsArgs>),
     /// Turn result files into a page with charts, and a picture
     Report(ReportArgs),
 }
@@ -94,6 +96,17 @@ pub struct StartupArgs {
     /// Starts with the file in the cache
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_iters_warm: usize,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct KernelsArgs {
+    /// Weight formats: f32, f16, bf16, q8_0, q4_k, …
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "q4_1,q8_0,q4_k,q6_k,bf16")]
+    pub formats: Vec<String>,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]

@@ -201,10 +201,9 @@ impl EngineArgs {
         match self.load_format {
             // A GGUF file is mapped and not read; beside a configuration there need be no weights at all.
             LoadFormatArg::Mock if path.is_dir() || path.extension().is_some_and(|end| end == "json") => {
-                LoadFormat::Dummy
+                LoadFormat::Zero
             }
-            LoadFormatArg::Mock => LoadFormat::Auto,
-            LoadFormatArg::Auto => LoadFormat::Auto,
+            LoadFormatArg::Auto | LoadFormatArg::Mock => LoadFormat::Auto,
             LoadFormatArg::Gguf => LoadFormat::Gguf,
             LoadFormatArg::Safetensors => LoadFormat::Safetensors,
             LoadFormatArg::Dummy => LoadFormat::Dummy,

@@ -60,7 +60,7 @@ impl Session {
 }
 
 /// The device that `--device` means: `auto` is the first GPU, or the CPU where CUDA is missing or finds none.
-fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
+pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
     let cuda = |ordinal| -> Result<Box<dyn Backend>> {
         let options = CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() };
         Ok(Box::new(CudaBackend::new(options)?))

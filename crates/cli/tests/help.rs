@@ -4,7 +4,8 @@ mod common;
 
 use common::Baton;
 
-const COMMANDS: [&str; 8] = ["pull", "inspect", "plan", "complete", "chat", "serve", "completions", "man"];
+const COMMANDS: [&str; 9] =
+    ["pull", "inspect", "plan", "complete", "chat", "serve", "bench", "completions", "man"];
 
 #[test]
 fn help_lists_every_command_with_examples() {

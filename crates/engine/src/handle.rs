@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use baton_core::{Request, RequestId};
 
@@ -44,7 +45,8 @@ impl EngineHandle {
             .name("baton-engine".to_owned())
             .spawn(move || {
                 let _end = end;
-                Loop { engine, observer, commands, outboxes: HashMap::new(), draining: false }.run();
+                let outboxes = HashMap::new();
+                Loop { engine, observer, commands, outboxes, num_unstarted: 0, draining: false }.run();
             })
             .expect("the system can start one more thread");
         Self { mailbox, next_request_id, thread: Arc::new(Mutex::new(Some(thread))), pulse }
@@ -114,6 +116,8 @@ struct Loop {
     observer: Box<dyn Observer>,
     commands: Receiver<Command>,
     outboxes: HashMap<RequestId, Outbox>,
+    /// Requests that have not been part of a step.
+    num_unstarted: usize,
     draining: bool,
 }
 
@@ -123,21 +127,29 @@ impl Loop {
             self.abort_gone_clients();
             let outputs = self.engine.step_noted();
             self.engine.notes.enter(Phase::Deliver);
-            for (id, at) in std::mem::take(&mut self.engine.notes.scheduled) {
-                if let Some(outbox) = self.outboxes.get_mut(&id) {
-                    outbox.start(at);
-                }
-            }
+            self.note_starts();
             // Whoever sees an output sees figures that count it.
             for step in &self.engine.notes.steps {
                 self.observer.step(step);
             }
             self.engine.notes.pulse.publish(self.engine.stats());
+            let now = Instant::now();
             for output in outputs {
-                self.deliver(output);
+                self.deliver(output, now);
             }
             let num_steps = self.engine.stats().num_steps;
             self.engine.notes.finish(num_steps, &mut *self.observer);
+        }
+    }
+
+    /// Nearly every step has only requests that were in a step before, and then there is nothing to look up.
+    fn note_starts(&mut self) {
+        if self.num_unstarted == 0 {
+            return;
+        }
+        for &(id, at) in &self.engine.notes.scheduled {
+            let is_first = self.outboxes.get_mut(&id).is_some_and(|outbox| outbox.start(at));
+            self.num_unstarted -= usize::from(is_first);
         }
     }
 
@@ -181,6 +193,7 @@ impl Loop {
                 match self.engine.add_request(request) {
                     Ok(()) => {
                         outbox.accept();
+                        self.num_unstarted += 1;
                         self.outboxes.insert(id, outbox);
                     }
                     Err(error) => drop(outbox.push(Err(error))),
@@ -189,7 +202,7 @@ impl Loop {
             Command::Abort(id) => self.abort(id),
             Command::AbortSequence(id, index) => {
                 if let Some(output) = self.engine.abort_sequence(id, index) {
-                    self.deliver(output);
+                    self.deliver(output, Instant::now());
                 }
             }
             Command::Stats(reply) => drop(reply.send(self.engine.stats())),
@@ -199,7 +212,7 @@ impl Loop {
 
     fn abort(&mut self, id: RequestId) {
         if let Some(output) = self.engine.abort(id) {
-            self.deliver(output);
+            self.deliver(output, Instant::now());
         }
     }
 
@@ -211,16 +224,14 @@ impl Loop {
         }
     }
 
-    fn deliver(&mut self, output: baton_core::RequestOutput) {
+    fn deliver(&mut self, output: baton_core::RequestOutput, now: Instant) {
         let (id, finished) = (output.request_id, output.finished);
-        if let Some(outbox) = self.outboxes.get_mut(&id) {
-            if let Some(report) = outbox.report(&output) {
-                self.observer.output(&report);
-            }
-            outbox.push(Ok(output));
+        if let Some(outbox) = self.outboxes.get(&id) {
+            outbox.deliver(output, now, &mut *self.observer);
         }
         if finished {
-            self.outboxes.remove(&id);
+            let ended = self.outboxes.remove(&id);
+            self.num_unstarted -= usize::from(ended.is_some_and(|outbox| !outbox.is_started()));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! so a box holds at most the tokens of its own request, whoever reads it and however slowly. A client that drops its
 //! receiver closes the box, which the engine sees at its next step as an abort.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -11,7 +12,7 @@ use std::time::Instant;
 use baton_core::{RequestId, RequestOutput};
 
 use crate::EngineError;
-use crate::observe::OutputReport;
+use crate::observe::{Observer, OutputReport};
 
 /// When what happened to a request, as the engine saw it: a slow client changes nothing here.
 #[derive(Clone, Copy, Debug)]
@@ -31,15 +32,17 @@ struct State {
     pending: Option<Result<RequestOutput, EngineError>>,
     /// No output follows the pending one.
     ended: bool,
-    /// The receiver is gone.
-    closed: bool,
     waker: Option<Waker>,
+    /// A thread sleeps in `recv`. To wake one that does not costs a system call a token.
+    sleeps: bool,
 }
 
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// The receiver is gone. Looked at in every step for every request, hence outside the lock.
+    closed: AtomicBool,
 }
 
 impl Shared {
@@ -72,8 +75,9 @@ pub(crate) fn outbox(request_id: RequestId, num_prompt_tokens: usize) -> (Outbox
         first_token: None,
         last_token: None,
     };
-    let state = State { times, pending: None, ended: false, closed: false, waker: None };
-    let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+    let state = State { times, pending: None, ended: false, waker: None, sleeps: false };
+    let (state, changed) = (Mutex::new(state), Condvar::new());
+    let shared = Arc::new(Shared { state, changed, closed: AtomicBool::new(false) });
     let outbox = Outbox { shared: Arc::clone(&shared), num_prompt_tokens, started: false };
     (outbox, OutputReceiver { request_id, shared })
 }
@@ -89,24 +93,35 @@ impl Outbox {
         }
     }
 
-    /// The request was part of a step that was planned at this time.
-    pub(crate) fn start(&mut self, at: Instant) {
-        if !self.started {
-            self.started = true;
+    /// The request was part of a step that was planned at this time. True for the first such step.
+    pub(crate) fn start(&mut self, at: Instant) -> bool {
+        let is_first = !std::mem::replace(&mut self.started, true);
+        if is_first {
             self.shared.lock().times.started = Some(at);
         }
+        is_first
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.started
+    }
+
+    /// Hands over what a step brought, after the observer has been told of it. False if the client is gone.
+    pub(crate) fn deliver(&self, output: RequestOutput, now: Instant, observer: &mut dyn Observer) -> bool {
+        let mut state = self.shared.lock();
+        if let Some(report) = self.report(&mut state.times, &output, now) {
+            observer.output(&report);
+        }
+        self.put(state, Ok(output))
     }
 
     /// Notes the time of new tokens and says how they came; `None` where there are none.
-    pub(crate) fn report(&mut self, output: &RequestOutput) -> Option<OutputReport> {
+    fn report(&self, times: &mut RequestTimes, output: &RequestOutput, now: Instant) -> Option<OutputReport> {
         let sizes = output.outputs.iter().map(|output| output.token_ids.len()).filter(|&size| size > 0);
         let (num_sequences, num_tokens) = sizes.fold((0, 0), |(count, sum), size| (count + 1, sum + size));
         if num_tokens == 0 {
             return None;
         }
-        let now = Instant::now();
-        let mut state = self.shared.lock();
-        let times = &mut state.times;
         let since_last = times.last_token.map(|last| now - last);
         times.first_token.get_or_insert(now);
         times.last_token = Some(now);
@@ -119,10 +134,14 @@ impl Outbox {
         })
     }
 
-    /// Hands over an output, merging it with one the client has not taken yet. False if the client is gone.
+    /// Hands over an output or the reason why there is none. False if the client is gone.
     pub(crate) fn push(&self, output: Result<RequestOutput, EngineError>) -> bool {
-        let mut state = self.shared.lock();
-        if state.closed {
+        self.put(self.shared.lock(), output)
+    }
+
+    /// Merges an output with one the client has not taken yet, and wakes the client.
+    fn put(&self, mut state: MutexGuard<'_, State>, output: Result<RequestOutput, EngineError>) -> bool {
+        if self.is_closed() {
             return false;
         }
         state.ended |= output.as_ref().map_or(true, |output| output.finished);
@@ -133,9 +152,11 @@ impl Outbox {
             }
             (_, output) => output,
         });
-        let waker = state.waker.take();
+        let (waker, sleeps) = (state.waker.take(), std::mem::take(&mut state.sleeps));
         drop(state);
-        self.shared.changed.notify_one();
+        if sleeps {
+            self.shared.changed.notify_one();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -143,7 +164,7 @@ impl Outbox {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.shared.lock().closed
+        self.shared.closed.load(Ordering::Acquire)
     }
 }
 
@@ -190,6 +211,7 @@ impl OutputReceiver {
             if state.ended {
                 return None;
             }
+            state.sleeps = true;
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -210,7 +232,7 @@ impl OutputReceiver {
 
 impl Drop for OutputReceiver {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
+        self.shared.closed.store(true, Ordering::Release);
     }
 }
 
@@ -281,11 +303,23 @@ mod tests {
 
     #[test]
     fn times_are_the_engines() {
+        struct Reports(Vec<OutputReport>);
+        impl Observer for Reports {
+            fn step(&mut self, _: &crate::StepReport) {}
+            fn turn(&mut self, _: &crate::TurnReport<'_>) {}
+            fn output(&mut self, report: &OutputReport) {
+                self.0.push(*report);
+            }
+        }
         let (mut outbox, receiver) = outbox(RequestId(1), 3);
-        assert!(outbox.report(&RequestOutput { outputs: Vec::new(), ..output(0, 5, false) }).is_none());
-        let first = outbox.report(&output(0, 5, false)).expect("tokens");
+        assert!(outbox.start(Instant::now()) && !outbox.start(Instant::now()) && outbox.is_started());
+        let mut reports = Reports(Vec::new());
+        let without_tokens = RequestOutput { outputs: Vec::new(), ..output(0, 5, false) };
+        for output in [without_tokens, output(0, 5, false), output(0, 6, false)] {
+            assert!(outbox.deliver(output, Instant::now(), &mut reports));
+        }
+        let [first, second] = reports.0[..] else { panic!("{:?}", reports.0) };
         assert_eq!((first.num_prompt_tokens, first.num_tokens, first.since_last), (3, 1, None));
-        let second = outbox.report(&output(0, 6, false)).expect("tokens");
         assert!(second.since_last.is_some());
         let times = receiver.times();
         assert!(times.submitted <= times.first_token.unwrap() && times.first_token <= times.last_token);

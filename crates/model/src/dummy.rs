@@ -24,6 +24,7 @@ pub struct DummyWeights {
     norm_value: f32,
     tensors: Vec<ExpectedTensor>,
     by_name: HashMap<String, usize>,
+    zero: bool,
 }
 
 impl DummyWeights {
@@ -37,11 +38,20 @@ impl DummyWeights {
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         let norm_value = 1.0 - config.norm_weight_offset;
-        Ok(Self { format: config.dtype, seed, norm_value, tensors, by_name })
+        Ok(Self { format: config.dtype, seed, norm_value, tensors, by_name, zero: false })
+    }
+
+    /// The same shapes without values: memory that the system hands out as zeros is not even touched.
+    #[must_use]
+    pub fn of_zeros(self) -> Self {
+        Self { zero: true, ..self }
     }
 
     fn values(&self, tensor: &ExpectedTensor) -> Vec<u8> {
         let count = tensor.rows * tensor.cols;
+        if self.zero {
+            return vec![0; count * self.format.block_bytes()];
+        }
         match self.format {
             WeightFormat::F32 => self.fill(tensor, count, f32::to_le_bytes),
             WeightFormat::F16 => self.fill(tensor, count, |value| f16::from_f32(value).to_le_bytes()),
@@ -167,6 +177,18 @@ mod tests {
                 assert_eq!(weights.total_bytes(), bytes, "{architecture}");
                 assert_eq!(weights.tensor("lm_head.weight").unwrap().is_none(), config.tied_embeddings);
             }
+        }
+    }
+
+    #[test]
+    fn zeros_have_the_same_shapes() {
+        let config = config("LlamaForCausalLM", "bfloat16");
+        let plain = DummyWeights::new(&config, 0).unwrap();
+        let zeros = DummyWeights::new(&config, 0).unwrap().of_zeros();
+        for name in plain.names() {
+            let (plain, zeros) = (tensor(&plain, &name), tensor(&zeros, &name));
+            assert_eq!((plain.rows(), plain.cols()), (zeros.rows(), zeros.cols()));
+            assert!(zeros.bytes().iter().all(|&byte| byte == 0));
         }
     }
 

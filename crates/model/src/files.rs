@@ -35,13 +35,16 @@ pub enum LoadFormat {
     Gguf,
     /// Random weights for a `config.json`.
     Dummy,
+    /// Weights of zeros, which take no time to make: for a device that does not read them.
+    Zero,
 }
 
 #[derive(Debug)]
 enum Weights {
     Gguf(Arc<GgufFile>),
     Safetensors(Arc<Safetensors>),
-    Dummy,
+    /// Made up; of zeros where true.
+    Dummy(bool),
     /// A configuration alone: enough to plan, not to run.
     Absent,
 }
@@ -132,7 +135,8 @@ impl ModelFiles {
         let generation = read_if_present(&directory.join("generation_config.json"), MAX_CONFIG_BYTES)?;
         let mut config = ModelConfig::from_json(&config, generation.as_deref())?;
         let weights = match format {
-            LoadFormat::Dummy => Weights::Dummy,
+            LoadFormat::Dummy => Weights::Dummy(false),
+            LoadFormat::Zero => Weights::Dummy(true),
             _ => match Safetensors::open_directory(directory)? {
                 Some(weights) => Weights::Safetensors(Arc::new(weights)),
                 None => Weights::Absent,
@@ -181,7 +185,10 @@ impl ModelFiles {
         match &self.weights {
             Weights::Gguf(file) => Ok(Arc::clone(file) as Arc<dyn WeightSource>),
             Weights::Safetensors(weights) => Ok(Arc::clone(weights) as Arc<dyn WeightSource>),
-            Weights::Dummy => Ok(Arc::new(DummyWeights::new(&self.config, DUMMY_SEED)?)),
+            Weights::Dummy(zero) => {
+                let weights = DummyWeights::new(&self.config, DUMMY_SEED)?;
+                Ok(Arc::new(if *zero { weights.of_zeros() } else { weights }))
+            }
             Weights::Absent => Err(self.no_weights()),
         }
     }
@@ -228,7 +235,7 @@ impl ModelFiles {
         let (kind, weights): (String, Option<&dyn WeightSource>) = match &self.weights {
             Weights::Gguf(file) => (format!("GGUF v{}", file.version()), Some(&**file)),
             Weights::Safetensors(weights) => ("safetensors".to_owned(), Some(&**weights)),
-            Weights::Dummy => ("dummy".to_owned(), None),
+            Weights::Dummy(_) => ("dummy".to_owned(), None),
             Weights::Absent => ("configuration only".to_owned(), None),
         };
         SourceDescription {

@@ -253,9 +253,9 @@ impl Part {
         while let Some(receiver) = &mut self.receiver {
             let Poll::Ready(received) = receiver.poll_recv(cx) else { break };
             let output = received.unwrap_or(Err(EngineError::Stopped))?;
-            let (started, num_before) = (Instant::now(), updates.len());
+            let (started, num_before) = (app.model.trace.as_ref().map(|_| Instant::now()), updates.len());
             self.take(app, output, first_choice, updates)?;
-            if let Some(trace) = &app.model.trace {
+            if let (Some(trace), Some(started)) = (&app.model.trace, started) {
                 let num_tokens = updates[num_before..].iter().map(|update| update.token_ids.len()).sum();
                 trace.span(Row::Text, "detokenise", started, Instant::now(), 0, num_tokens);
             }

@@ -203,6 +203,8 @@ async fn converse<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(read_timeout)
         .max_headers(MAX_HEADERS)
+        // An event is small: copied behind its chunk's head, it leaves in one plain write.
+        .writev(false)
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = watcher.watch(connection).await {

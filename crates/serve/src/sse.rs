@@ -33,17 +33,41 @@ pub trait EventSource: Send + Unpin + 'static {
     }
 }
 
+/// Room for one event with a token, so that it is not grown into from nothing.
+const USUAL_FRAME_BYTES: usize = 512;
+/// Stands for the text in an event from which a [`TextTemplate`] is made.
+pub const TEXT_MARK: &str = "<the text of the next token>";
+
 /// Events that wait to be sent.
 #[derive(Debug, Default)]
 pub struct Events {
     bytes: Vec<u8>,
 }
 
+/// An event of which only one text changes from token to token: all else is serialised once.
+#[derive(Clone, Debug)]
+pub struct TextTemplate {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl TextTemplate {
+    /// From an event that has [`TEXT_MARK`] where the text goes. `None` if it is not there exactly once, which only a
+    /// strange name of a model can bring about.
+    pub fn new(event: &impl Serialize) -> Option<Self> {
+        let mut events = Events::default();
+        events.push(event);
+        let whole = String::from_utf8(events.bytes).ok()?;
+        let (before, after) = whole.split_once(&format!("\"{TEXT_MARK}\""))?;
+        let once = !after.contains(TEXT_MARK) && !before.contains(TEXT_MARK);
+        once.then(|| Self { before: before.as_bytes().to_vec(), after: after.as_bytes().to_vec() })
+    }
+}
+
 impl Events {
     pub fn push(&mut self, event: &impl Serialize) {
         self.bytes.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.bytes, event)
-            .expect("our types serialise, and memory takes all bytes");
+        self.push_json(event);
         self.bytes.extend_from_slice(b"\n\n");
     }
 
@@ -53,6 +77,21 @@ impl Events {
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(b'\n');
         self.push(event);
+    }
+
+    /// The template's event with this text: the same bytes as [`Events::push`], at a fraction of the work.
+    pub fn push_text(&mut self, template: &TextTemplate, text: &str) {
+        if self.bytes.capacity() == 0 {
+            self.bytes.reserve(USUAL_FRAME_BYTES);
+        }
+        self.bytes.extend_from_slice(&template.before);
+        self.push_json(&text);
+        self.bytes.extend_from_slice(&template.after);
+    }
+
+    fn push_json(&mut self, value: &impl Serialize) {
+        serde_json::to_writer(&mut self.bytes, value)
+            .expect("our types serialise, and memory takes all bytes");
     }
 
     fn push_done(&mut self) {
@@ -137,6 +176,31 @@ mod tests {
     async fn text(source: Numbers) -> String {
         let body = response(source).into_body().collect().await.expect("no error").to_bytes();
         String::from_utf8(body.to_vec()).expect("UTF-8")
+    }
+
+    #[test]
+    fn a_template_gives_the_same_bytes() {
+        #[derive(Serialize)]
+        struct Event<'a> {
+            id: &'a str,
+            choices: [Choice<'a>; 1],
+            usage: Option<u32>,
+        }
+        #[derive(Serialize)]
+        struct Choice<'a> {
+            index: u32,
+            text: &'a str,
+        }
+        let event = |id, text| Event { id, choices: [Choice { index: 1, text }], usage: None };
+        let template = TextTemplate::new(&event("x", TEXT_MARK)).expect("the mark is there once");
+        for text in ["", " a", "\"quoted\"\n\u{1}", "é🦙", TEXT_MARK] {
+            let (mut plain, mut filled) = (Events::default(), Events::default());
+            plain.push(&event("x", text));
+            filled.push_text(&template, text);
+            assert_eq!(plain.bytes, filled.bytes, "{text:?}");
+        }
+        assert!(TextTemplate::new(&event("x", "no mark")).is_none());
+        assert!(TextTemplate::new(&event(TEXT_MARK, TEXT_MARK)).is_none());
     }
 
     #[tokio::test]

@@ -76,6 +76,11 @@ impl StopStrings {
         })
     }
 
+    /// True when nothing is looked for.
+    pub fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
     /// Takes the next piece of text and appends to `out` what may be shown. Gives the stop string that ended the
     /// text, if one did; everything after it is dropped, then and later. With `look` off nothing stops, but the text
     /// still counts as the beginning of a later match.

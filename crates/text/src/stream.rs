@@ -85,6 +85,11 @@ impl OutputStream {
     /// Takes the next tokens. After a stop match all further tokens are ignored.
     pub fn push(&mut self, ids: &[TokenId]) -> Result<Delta, TextError> {
         let mut delta = Delta::default();
+        if self.stops.is_empty() {
+            self.num_tokens += ids.len();
+            self.decoder.push(ids, &mut delta.text)?;
+            return Ok(delta);
+        }
         let mut piece = String::new();
         for &id in ids {
             if self.stopped {

@@ -105,8 +105,13 @@ impl Client {
                 None => self.connect().await?,
             };
             let request = self.request(method.clone(), route, body.clone())?;
-            let sent = connection.sender.send_request(request);
-            match drive(&mut connection.driver, sent).await {
+            let Connection { sender, driver } = &mut connection;
+            // A connection that has just ended an answer must see so before it takes the next request.
+            let sent = match drive(driver, poll_fn(|cx| sender.poll_ready(cx))).await {
+                Ok(()) => drive(driver, sender.send_request(request)).await,
+                Err(cause) => Err(cause),
+            };
+            match sent {
                 Ok(response) => return Ok(Answer { client: self, connection, response }),
                 // The server may close a connection that waits; that says nothing about this request.
                 Err(_) if was_idle => {}

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(workload.notes, Vec::<String>::new());
         let first = &workload.samples[0];
         assert_eq!(first.prompt, Prompt::Text("Why is the sky blue by day?".to_owned()));
-        assert_eq!((first.input_len, first.output_len), (Some(6), 8));
+        assert_eq!((first.input_len, first.output_len), (Some(7), 8));
         // The second has one turn, the third is too short: only the fourth is left.
         assert_eq!(workload.samples[1].prompt, Prompt::Text("Write a short poem about rain.".to_owned()));
     }

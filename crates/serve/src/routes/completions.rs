@@ -15,7 +15,7 @@ use crate::generation::{Generation, Job, Update};
 use crate::logprobs::{self, finish_name};
 use crate::params::{ApiFields, Show, sampling_params};
 use crate::prepare;
-use crate::sse::{self, Events};
+use crate::sse::{self, Events, TEXT_MARK, TextTemplate};
 use crate::state::App;
 use crate::structured;
 use crate::types::common::Usage;
@@ -75,6 +75,7 @@ pub async fn create(
         only_echo,
         offsets: vec![0; num_choices],
         begun: vec![false; num_choices],
+        templates: vec![None; num_choices],
     };
     if show.stream {
         return Ok(sse::response(Streamed::new(generation, writer)));
@@ -135,6 +136,7 @@ struct CompletionWriter {
     /// Characters of each choice's text so far.
     offsets: Vec<usize>,
     begun: Vec<bool>,
+    templates: Vec<Option<TextTemplate>>,
 }
 
 impl CompletionWriter {
@@ -194,14 +196,34 @@ impl CompletionWriter {
         }
     }
 
-    fn push_chunk(
-        &self,
-        generation: &Generation,
-        choices: &[CompletionChoice],
+    /// True for an update that brings text and nothing else, whose chunk differs from the last in the text alone.
+    fn is_plain(&self, update: &Update) -> bool {
+        self.begun[update.choice]
+            && !update.text.is_empty()
+            && update.finish_reason.is_none()
+            && self.logprobs.is_none()
+            && !self.head.show.token_ids
+            && !self.head.show.continuous_usage
+            && !self.only_echo
+    }
+
+    /// The chunk of a plain update, its text left open. Made with the choice's second chunk.
+    fn template(&mut self, generation: &Generation, choice: usize) -> Option<&TextTemplate> {
+        if self.templates[choice].is_none() {
+            let update = Update { choice, text: TEXT_MARK.to_owned(), ..Update::default() };
+            let choices = [self.choice(generation, update)];
+            self.templates[choice] = TextTemplate::new(&self.chunk(generation, &choices, false));
+        }
+        self.templates[choice].as_ref()
+    }
+
+    fn chunk<'a>(
+        &'a self,
+        generation: &'a Generation,
+        choices: &'a [CompletionChoice],
         is_last: bool,
-        out: &mut Events,
-    ) {
-        out.push(&CompletionChunk {
+    ) -> CompletionChunk<'a> {
+        CompletionChunk {
             id: &self.head.id,
             object: "text_completion",
             created: self.head.created,
@@ -209,7 +231,7 @@ impl CompletionWriter {
             choices,
             usage: self.head.chunk_usage(generation, is_last),
             system_fingerprint: FINGERPRINT,
-        });
+        }
     }
 }
 
@@ -217,18 +239,24 @@ impl Writer for CompletionWriter {
     fn begin(&mut self, _: &Generation, _: &mut Events) {}
 
     fn update(&mut self, generation: &Generation, update: Update, out: &mut Events) {
+        if self.is_plain(&update)
+            && let Some(template) = self.template(generation, update.choice)
+        {
+            out.push_text(template, &update.text);
+            return;
+        }
         let ends = update.finish_reason.is_some();
         let choice = self.choice(generation, update);
         let has_tokens = choice.logprobs.as_ref().is_some_and(|lists| !lists.tokens.is_empty());
         let has_ids = choice.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
         if ends || has_tokens || has_ids || !choice.text.is_empty() {
-            self.push_chunk(generation, &[choice], false, out);
+            out.push(&self.chunk(generation, &[choice], false));
         }
     }
 
     fn end(&mut self, generation: &Generation, out: &mut Events) {
         if self.head.show.include_usage {
-            self.push_chunk(generation, &[], true, out);
+            out.push(&self.chunk(generation, &[], true));
         }
     }
 }

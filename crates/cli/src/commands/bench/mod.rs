@@ -1,6 +1,7 @@
 //! `baton bench`: flags into options, results onto the console and into files. What is measured and how is
 //! `baton-bench`.
 
+mod kernels;
 mod offline;
 mod report;
 mod serve;
@@ -24,6 +25,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<()> {
         BenchCommand::Serve(args) => serve::run(args, out),
         BenchCommand::Soak(args) => soak::run(args, out),
         BenchCommand::Startup(args) => startup::run(args, out),
+        BenchCommand::Kernels(args) => kernels::run(args, out),
         BenchCommand::Report(args) => report::run(args, out),
     }
 }

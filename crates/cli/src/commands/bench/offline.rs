@@ -49,7 +49,6 @@ pub fn throughput(args: &ThroughputArgs, out: &mut dyn Write) -> Result<()> {
     let seed = args.engine.seed.unwrap_or(0);
     let params = SamplingParams { ignore_eos: true, ..args.sampling.params(args.engine.seed) };
     params.validate(u32::MAX)?;
-    let found = model_path::resolve(args.model.as_deref())?;
     let mut session = Session::open(args.model.as_deref(), &args.engine)?;
     let text = &session.text;
     let count = |prompt: &str| text.encode(prompt).map(|ids| ids.len()).map_err(|error| format!("{error:#}"));
@@ -67,7 +66,6 @@ pub fn throughput(args: &ThroughputArgs, out: &mut dyn Write) -> Result<()> {
     write!(out, "{}", result.summary())?;
     let mut json = result.to_json();
     describe(&mut json, &session, &args.engine);
-    json.insert("model_path".to_owned(), found.path.display().to_string().into());
     write_result(&args.output, &json)
 }
 
