@@ -104,7 +104,7 @@ fn check(dist: &Path, name: &str, tarball: &Path, expected: &BTreeSet<PathBuf>) 
     run(Command::new("tar").args(["--extract", "--file"]).arg(tarball).arg("--directory").arg(&trial))?;
     let unpacked = trial.join(name);
     let found = files(&unpacked)?;
-    if &found != expected {
+    if found != *expected {
         bail!("the tarball holds {found:?} instead of {expected:?}");
     }
     for must in ["bin/baton", "LICENSE", "share/man/man1/baton-serve.1", "lib/systemd/system/baton.service"] {

@@ -22,7 +22,7 @@ use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
 const MIN_LOGIT_ROWS: usize = 64;
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
-/// take far less; a sequence whose mask takes longer is left out of the step and holds up nobody.
+/// take far less; a sequence whose mask takes longer is left out of the step, and others wait no longer than this.
 const MASK_GRACE: Duration = Duration::from_millis(4);
 /// The same where there is nothing else to do, after which commands are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(20);

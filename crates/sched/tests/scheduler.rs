@@ -347,3 +347,34 @@ fn a_result_of_the_wrong_shape_is_a_failed_step() {
         assert_all_free(&scheduler);
     }
 }
+
+#[test]
+fn a_structured_sequence_waits_for_its_token_and_for_its_mask() {
+    let mut scheduler = scheduler(SchedConfig { max_plans_in_flight: 2, ..config() }, 16);
+    let shaped = SamplingParams {
+        structured_outputs: Some(baton_core::StructuredOutput::JsonObject),
+        ..SamplingParams::greedy(3)
+    };
+    scheduler.add_request(request(1, 4, shaped)).expect("fits");
+    scheduler.add_request(request(2, 4, SamplingParams::greedy(4))).expect("fits");
+    let first = scheduler.schedule();
+    assert_eq!(runs(&first), [(1, 0, 4, 1), (2, 0, 4, 1)]);
+    let second = scheduler.schedule();
+    assert_eq!(runs(&second), [(2, 4, 1, 1)], "the next token of the first depends on the one in flight");
+    let held = first.seqs[0].seq_id;
+    scheduler.apply(&first, &all_draw(&first, 7));
+    scheduler.hold(held, true);
+    let third = scheduler.schedule();
+    assert_eq!(runs(&third), [(2, 5, 1, 1)], "held back");
+    scheduler.apply(&second, &all_draw(&second, 7));
+    scheduler.hold(held, false);
+    scheduler.apply(&third, &all_draw(&third, 7));
+    assert_eq!(runs(&step(&mut scheduler, 7).0), [(1, 4, 1, 1), (2, 6, 1, 1)]);
+    assert!(scheduler.contains(RequestId(1)) && !scheduler.contains(RequestId(2)));
+    scheduler.hold(held, true);
+    assert!(scheduler.schedule().is_empty());
+    let failed = scheduler.fail_request(RequestId(1)).expect("it was here");
+    assert_eq!(failed.outputs[0].finish_reason, Some(FinishReason::Error));
+    assert!(!scheduler.contains(RequestId(1)) && scheduler.fail_request(RequestId(1)).is_none());
+    assert_all_free(&scheduler);
+}
