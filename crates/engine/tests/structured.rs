@@ -110,7 +110,9 @@ fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<RequestOutput> {
     }
     assert_idle(engine);
     let mut outputs: Vec<_> = outputs.into_iter().map(|output| output.expect("every request ends")).collect();
-    outputs.iter_mut().for_each(|output| output.outputs.sort_by_key(|output| output.index));
+    for output in &mut outputs {
+        output.outputs.sort_by_key(|output| output.index);
+    }
     outputs
 }
 

@@ -33,10 +33,10 @@ impl TokenMatcher {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| first_line(&error.to_string()))?;
         self.vocabulary.copy_mask(&allowed, mask);
         let digits_left = self.numbers.map(NumberGuard::digits_left);
-        if let Some(digits) = digits_left.and_then(|left| self.vocabulary.digit_runs.get(left)) {
-            if mask.iter().zip(digits).any(|(word, digits)| word & !digits != 0) {
-                mask.iter_mut().zip(digits).for_each(|(word, digits)| *word &= !digits);
-            }
+        if let Some(digits) = digits_left.and_then(|left| self.vocabulary.digit_runs.get(left))
+            && mask.iter().zip(digits).any(|(word, digits)| word & !digits != 0)
+        {
+            mask.iter_mut().zip(digits).for_each(|(word, digits)| *word &= !digits);
         }
         if mask.iter().all(|&word| word == 0) {
             return Err("no token of the vocabulary can continue the output".to_owned());

@@ -127,7 +127,7 @@ pub(crate) fn first_line(message: &str) -> String {
     let mut lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or("no reason was given");
     let first = first.strip_prefix("panic: ").unwrap_or(first);
-    let line = match lines.last() {
+    let line = match lines.next_back() {
         Some(last) if first.ends_with(':') => {
             format!("{first} {}", last.strip_prefix("error: ").unwrap_or(last))
         }

@@ -66,7 +66,7 @@ fn any_object_is_json() {
             r#"{"a": 01}"#,
             r#"{"a": .5}"#,
             "{,}",
-            r#"{'a': 1}"#,
+            r"{'a': 1}",
             "{\"a\": \"\n\"}",
             "{} x",
         ],
@@ -212,7 +212,9 @@ fn threads_share_a_compiler_and_its_cache() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("no thread fails"));
+    for thread in threads {
+        thread.join().expect("no thread fails");
+    }
     let again = model.json(&json!({"const": 1}));
     assert!(Arc::ptr_eq(&again, &model.json(&json!({"const": 1}))), "the second time it is found");
 }

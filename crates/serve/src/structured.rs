@@ -128,14 +128,11 @@ fn structured_outputs(asked: StructuredOutputs) -> Result<StructuredOutput, ApiE
         asked.json_object.filter(|&wanted| wanted).map(|_| StructuredOutput::JsonObject),
     ];
     let mut shapes = shapes.into_iter().flatten();
-    match (shapes.next(), shapes.next()) {
-        (Some(shape), None) => Ok(shape),
-        _ => {
-            let message =
-                "structured_outputs must hold exactly one of json, regex, choice, grammar and json_object";
-            Err(ApiError::invalid_field("structured_outputs", message))
-        }
+    if let (Some(shape), None) = (shapes.next(), shapes.next()) {
+        return Ok(shape);
     }
+    let message = "structured_outputs must hold exactly one of json, regex, choice, grammar and json_object";
+    Err(ApiError::invalid_field("structured_outputs", message))
 }
 
 fn given(value: Option<Value>) -> Option<Value> {

@@ -226,7 +226,7 @@ async fn a_public_prefix_that_cannot_be_used_is_named() {
         let public_prefixes = vec![PublicPrefix { name: "house.json".to_owned(), content }];
         let config = ServerConfig { port: 0, public_prefixes, ..ServerConfig::default() };
         let bound = Server::bind(served_model(&engine_config()), config).await;
-        let error = bound.err().expect("it cannot be used").to_string();
+        let error = bound.expect_err("it cannot be used").to_string();
         assert!(error.starts_with("public prefix house.json: ") && error.contains(expected), "{error}");
     }
 }

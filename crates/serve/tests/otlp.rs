@@ -27,7 +27,7 @@ fn collector() -> (String, mpsc::Receiver<(String, Value)>) {
                 if let Some(rest) = lower.strip_prefix("content-length:") {
                     length = rest.trim().parse().expect("a length");
                 } else if line.starts_with("POST") {
-                    path = line.split(' ').nth(1).expect("a path").to_owned();
+                    line.split(' ').nth(1).expect("a path").clone_into(&mut path);
                 }
                 line.clear();
             }
