@@ -23,6 +23,8 @@ impl Simd for Avx2 {
     type I = Pair<__m256i>;
     type B = Pair<__m256i>;
     const TILE: usize = 4;
+    const QUANT_TILE: (usize, usize) = (1, 4);
+    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -164,6 +166,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         Pair(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        _mm256_storeu_si256(to.cast(), x.0);
+        _mm256_storeu_si256(to.add(32).cast(), x.1);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

@@ -14,6 +14,9 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type I = __m512i;
     type B = __m512i;
     const TILE: usize = 8;
+    // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
+    const QUANT_TILE: (usize, usize) = if VNNI { (3, 4) } else { (1, 8) };
+    const WIDE: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -130,6 +133,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm512_loadu_si512(from.cast())
     }
     #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        _mm512_storeu_si512(to.cast(), x);
+    }
+    #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {
         _mm512_set1_epi8(x as i8)
     }
@@ -186,5 +193,38 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             }
         }
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_tile<const BITS: u32, const R: usize, const T: usize>(
+        sums: &mut [[Self::I; R]; T],
+        weights: *const u8,
+        panel_stride: usize,
+        activations: *const i8,
+        token_stride: usize,
+    ) {
+        if VNNI {
+            for i in 0..4 {
+                let mut lines = [_mm512_setzero_si512(); R];
+                for r in 0..R {
+                    lines[r] = _mm512_loadu_si512(weights.add(r * panel_stride + i * 64).cast());
+                }
+                for t in 0..T {
+                    let quad = activations.add(t * token_stride + i * 4).cast::<i32>();
+                    let quad = _mm512_set1_epi32(quad.read_unaligned());
+                    for r in 0..R {
+                        sums[t][r] = _mm512_dpbusd_epi32(sums[t][r], lines[r], quad);
+                    }
+                }
+            }
+            return;
+        }
+        for r in 0..R {
+            let line = |i: usize| _mm512_loadu_si512(weights.add(r * panel_stride + i * 64).cast());
+            let lines = [line(0), line(1), line(2), line(3)];
+            for t in 0..T {
+                sums[t][r] = Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride));
+            }
+        }
     }
 }

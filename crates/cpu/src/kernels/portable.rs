@@ -51,6 +51,8 @@ impl Simd for Portable {
     type I = [i32; 16];
     type B = [u8; 64];
     const TILE: usize = 4;
+    const QUANT_TILE: (usize, usize) = (1, 4);
+    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -166,6 +168,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         from.cast::<[u8; 64]>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        to.cast::<[u8; 64]>().write_unaligned(x);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

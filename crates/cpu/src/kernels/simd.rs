@@ -13,8 +13,12 @@ pub trait Simd: Copy + 'static {
     type F: Copy;
     type I: Copy;
     type B: Copy;
-    /// How many tokens a kernel holds in registers at once.
+    /// How many rows of activations a kernel that works on one panel holds in registers at once.
     const TILE: usize;
+    /// Panels and tokens that the blocked product of quantised weights holds in registers.
+    const QUANT_TILE: (usize, usize);
+    /// There are 32 registers, each of a whole vector, so that a tile of 24 sums fits.
+    const WIDE: bool;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
@@ -54,6 +58,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn store_i8(to: *mut i8, a: Self::I);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
+    unsafe fn store_bytes(to: *mut u8, x: Self::B);
     unsafe fn splat_byte(x: u8) -> Self::B;
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
@@ -66,4 +71,25 @@ pub trait Simd: Copy + 'static {
     /// Adds to each lane the dot product of its 4 × 4 unsigned weights (below `2^BITS`) with 16 signed activations,
     /// exactly.
     unsafe fn dot<const BITS: u32>(sum: Self::I, weights: [Self::B; 4], activations: *const i8) -> Self::I;
+
+    /// The same for `R` panels, `panel_stride` bytes apart, and `T` tokens, `token_stride` bytes apart.
+    #[inline(always)]
+    unsafe fn dot_tile<const BITS: u32, const R: usize, const T: usize>(
+        sums: &mut [[Self::I; R]; T],
+        weights: *const u8,
+        panel_stride: usize,
+        activations: *const i8,
+        token_stride: usize,
+    ) {
+        for r in 0..R {
+            // SAFETY: the caller's promise, which covers four lines of each panel.
+            let line = |i: usize| unsafe { Self::load_bytes(weights.add(r * panel_stride + i * 64)) };
+            let lines = [line(0), line(1), line(2), line(3)];
+            for t in 0..T {
+                // SAFETY: the caller's promise, which covers 16 activations of each token.
+                sums[t][r] =
+                    unsafe { Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride)) };
+            }
+        }
+    }
 }

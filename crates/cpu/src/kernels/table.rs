@@ -62,19 +62,18 @@ macro_rules! table {
             #![allow(unsafe_op_in_unsafe_fn)]
             use super::*;
             use super::super::attention;
-            use super::super::gemm::{
-                self, Element, ElementBf16, ElementF16, ElementF32, PanelArgs,
-            };
+            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32};
+            use super::super::gemm::{self, PanelArgs};
             use super::super::rows;
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn quant_panel<Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
-                gemm::quant_panel::<$simd, Q>(args, first, count, out);
+            unsafe fn quant_panels<Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                gemm::quant_panels::<$simd, Q>(args, first, count, out);
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn float_panel<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
-                gemm::float_panel::<$simd, E>(args, first, count, out);
+            unsafe fn float_panels<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                floats::float_panels::<$simd, E>(args, first, count, out);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn attend<E: Element>(args: &AttentionArgs) {
@@ -121,20 +120,20 @@ macro_rules! table {
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
                 panels: [
-                    float_panel::<ElementF32>,
-                    float_panel::<ElementF16>,
-                    float_panel::<ElementBf16>,
-                    quant_panel::<formats::Q4_0>,
-                    quant_panel::<formats::Q4_1>,
-                    quant_panel::<formats::Q5_0>,
-                    quant_panel::<formats::Q5_1>,
-                    quant_panel::<formats::Q8_0>,
-                    quant_panel::<formats::Q2K>,
-                    quant_panel::<formats::Q3K>,
-                    quant_panel::<formats::Q4K>,
-                    quant_panel::<formats::Q5K>,
-                    quant_panel::<formats::Q6K>,
-                    quant_panel::<formats::Iq4Nl>,
+                    float_panels::<ElementF32>,
+                    float_panels::<ElementF16>,
+                    float_panels::<ElementBf16>,
+                    quant_panels::<formats::Q4_0>,
+                    quant_panels::<formats::Q4_1>,
+                    quant_panels::<formats::Q5_0>,
+                    quant_panels::<formats::Q5_1>,
+                    quant_panels::<formats::Q8_0>,
+                    quant_panels::<formats::Q2K>,
+                    quant_panels::<formats::Q3K>,
+                    quant_panels::<formats::Q4K>,
+                    quant_panels::<formats::Q5K>,
+                    quant_panels::<formats::Q6K>,
+                    quant_panels::<formats::Iq4Nl>,
                 ],
                 // In the order of `KvDtype`.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
