@@ -12,7 +12,7 @@
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::floats::{self, Element, ElementF32, FloatArgs};
+use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
 use super::math::{exp, softcap};
 use super::rows::scale_row;
 use super::simd::Simd;
@@ -22,7 +22,7 @@ pub const TILE_KEYS: usize = 64;
 /// Keys that lie side by side.
 pub const PANEL_KEYS: usize = 16;
 /// Rows (queries × heads of a group) of a unit, unless a single query has more heads.
-pub const UNIT_ROWS: usize = 64;
+pub const UNIT_ROWS: usize = 128;
 /// From this many rows on a tile's keys and values are opened first.
 const OPENED_ROWS: usize = 5;
 
@@ -117,9 +117,17 @@ impl AttentionArgs {
     }
 }
 
+/// The kernels for opened keys and values, which do not depend on the format of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenedKernels {
+    pub multiply: ChunkKernel,
+    /// `(args, rows, tile, first, last)`.
+    pub add_values: unsafe fn(&AttentionArgs, usize, usize, usize, usize),
+}
+
 /// Runs a unit.
 #[inline(always)]
-pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs) {
+pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedKernels) {
     let rows = args.num_queries * args.group;
     let scratch = &args.scratch;
     let (mut low, mut high) = (usize::MAX, 0);
@@ -142,13 +150,13 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs) {
     let mut tile = start / TILE_KEYS * TILE_KEYS;
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
-        score::<S, E>(args, rows, tile, first, last);
+        score::<S, E>(args, rows, tile, first, last, opened.multiply);
         for row in 0..rows {
             soften_row::<S>(args, row, tile);
         }
         if rows >= OPENED_ROWS {
             open_values::<S, E>(args, tile, first, last);
-            add_values::<S, ElementF32, true>(args, rows, tile, first, last);
+            (opened.add_values)(args, rows, tile, first, last);
         } else {
             add_values::<S, E, false>(args, rows, tile, first, last);
         }
@@ -167,6 +175,7 @@ unsafe fn score<S: Simd, E: Element>(
     tile: usize,
     first: usize,
     last: usize,
+    multiply: ChunkKernel,
 ) {
     let scratch = &args.scratch;
     let panels = first / PANEL_KEYS..last.div_ceil(PANEL_KEYS);
@@ -190,12 +199,32 @@ unsafe fn score<S: Simd, E: Element>(
         if rows >= OPENED_ROWS {
             floats::open::<S, E>(keys, panel_floats, scratch.opened.add(i * panel_floats));
         } else {
+            prefetch_around::<S, E>(args, panel * PANEL_KEYS);
             let out = all.out.add(i * PANEL_KEYS);
-            floats::multiply::<S, E>(&FloatArgs { panels: keys, num_panels: 1, out, ..all });
+            floats::multiply_few::<S, E>(&FloatArgs { panels: keys, num_panels: 1, out, ..all });
         }
     }
     if rows >= OPENED_ROWS {
-        floats::multiply::<S, ElementF32>(&all);
+        floats::multiply_opened(&all, multiply);
+    }
+}
+
+/// Asks for the values of the panel at `key`, which are needed next, and for the keys of the same panel of the next tile.
+/// Panels are too short for the processor to see the stream by itself.
+#[inline(always)]
+unsafe fn prefetch_around<S: Simd, E: Element>(args: &AttentionArgs, key: usize) {
+    let (_, values, inside) = args.place(key, E::BYTES);
+    let values = values.add(inside * args.value_dim * E::BYTES);
+    for line in (0..PANEL_KEYS * args.value_dim * E::BYTES).step_by(64) {
+        S::prefetch(values.wrapping_add(line));
+    }
+    let next = key + TILE_KEYS;
+    if next < args.kv_end {
+        let (keys, _, inside) = args.place(next, E::BYTES);
+        let keys = keys.add(inside * args.head_dim * E::BYTES);
+        for line in (0..PANEL_KEYS * args.head_dim * E::BYTES).step_by(64) {
+            S::prefetch(keys.wrapping_add(line));
+        }
     }
 }
 
@@ -257,14 +286,24 @@ unsafe fn soften_row<S: Simd>(args: &AttentionArgs, row: usize, tile: usize) {
     // All scores may be minus infinity; the difference below must then not be NaN.
     let largest = S::maximum(largest).max(f32::MIN);
     let mut sum = S::splat(0.0);
-    for i in 0..TILE_KEYS / 16 {
-        let at = scores.add(i * 16);
-        let mut weight = S::splat(0.0);
-        if vectors.contains(&i) {
-            weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
+    if vectors.len() == TILE_KEYS / 16 {
+        // The usual case, without a branch between the vectors.
+        for i in 0..TILE_KEYS / 16 {
+            let at = scores.add(i * 16);
+            let weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
             sum = S::add(sum, weight);
+            S::store(at, weight);
         }
-        S::store(at, weight);
+    } else {
+        for i in 0..TILE_KEYS / 16 {
+            let at = scores.add(i * 16);
+            let mut weight = S::splat(0.0);
+            if vectors.contains(&i) {
+                weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
+                sum = S::add(sum, weight);
+            }
+            S::store(at, weight);
+        }
     }
     let mut factor = 1.0;
     if before != largest {
@@ -309,6 +348,12 @@ unsafe fn add_values<S: Simd, E: Element, const OPENED: bool>(
             1
         };
     }
+}
+
+/// The same with opened values.
+#[inline(always)]
+pub unsafe fn add_opened<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize) {
+    add_values::<S, ElementF32, true>(args, rows, tile, first, last);
 }
 
 /// The same for `T` rows, `D` vectors of dimensions at a time.

@@ -83,31 +83,36 @@ impl FloatArgs {
     }
 }
 
+/// Adds the products of one k. A function and not a closure, which would not be inlined across target features.
+#[inline(always)]
+unsafe fn add_column<S: Simd, E: Element, const R: usize, const T: usize>(
+    args: &FloatArgs,
+    sums: &mut [[S::F; R]; T],
+    k: usize,
+) {
+    let mut lanes = [S::splat(0.0); R];
+    for r in 0..R {
+        lanes[r] = E::load::<S>(args.panels.add(r * args.panel_stride + k * E::BYTES * PANEL_ROWS));
+    }
+    for t in 0..T {
+        let value = S::splat(*args.rows.add(t * args.stride + k));
+        for r in 0..R {
+            sums[t][r] = S::fma(lanes[r], value, sums[t][r]);
+        }
+    }
+}
+
 /// `R` panels times `T` rows, at most [`CHUNK`] columns.
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Element, const R: usize, const T: usize>(args: &FloatArgs) {
-    let FloatArgs { panels, panel_stride, cols, rows, stride, .. } = *args;
     let mut even = [[S::splat(0.0); R]; T];
     let mut odd = [[S::splat(0.0); R]; T];
-    let step = E::BYTES * PANEL_ROWS;
-    let add = |sums: &mut [[S::F; R]; T], k: usize| {
-        let mut lanes = [S::splat(0.0); R];
-        for r in 0..R {
-            lanes[r] = E::load::<S>(panels.add(r * panel_stride + k * step));
-        }
-        for t in 0..T {
-            let value = S::splat(*rows.add(t * stride + k));
-            for r in 0..R {
-                sums[t][r] = S::fma(lanes[r], value, sums[t][r]);
-            }
-        }
-    };
-    for k in 0..cols / 2 {
-        add(&mut even, 2 * k);
-        add(&mut odd, 2 * k + 1);
+    for k in 0..args.cols / 2 {
+        add_column::<S, E, R, T>(args, &mut even, 2 * k);
+        add_column::<S, E, R, T>(args, &mut odd, 2 * k + 1);
     }
-    if cols % 2 == 1 {
-        add(&mut even, cols - 1);
+    if args.cols % 2 == 1 {
+        add_column::<S, E, R, T>(args, &mut even, args.cols - 1);
     }
     for t in 0..T {
         for r in 0..R {
@@ -121,7 +126,7 @@ unsafe fn tile<S: Simd, E: Element, const R: usize, const T: usize>(args: &Float
     }
 }
 
-/// All rows with `R` panels.
+/// All rows with the `R` panels at `panel`.
 #[inline(always)]
 unsafe fn rows_of<S: Simd, E: Element, const R: usize>(args: &FloatArgs, panel: usize) {
     let mut row = 0;
@@ -134,10 +139,10 @@ unsafe fn rows_of<S: Simd, E: Element, const R: usize>(args: &FloatArgs, panel: 
         } else if R < 4 && left >= 4 {
             tile::<S, E, R, 4>(&args);
             4
-        } else if left >= 3 {
+        } else if (R == 1 || R == 4) && left >= 3 {
             tile::<S, E, R, 3>(&args);
             3
-        } else if left >= 2 {
+        } else if R == 1 && left >= 2 {
             tile::<S, E, R, 2>(&args);
             2
         } else {
@@ -147,39 +152,61 @@ unsafe fn rows_of<S: Simd, E: Element, const R: usize>(args: &FloatArgs, panel: 
     }
 }
 
-/// At most [`CHUNK`] columns.
+/// Multiplies panels of f32, at most [`CHUNK`] columns.
+pub type ChunkKernel = unsafe fn(&FloatArgs);
+
+/// The [`ChunkKernel`].
 #[inline(always)]
-unsafe fn chunk<S: Simd, E: Element>(args: &FloatArgs) {
+pub unsafe fn multiply_chunk<S: Simd>(args: &FloatArgs) {
     let mut panel = 0;
     while panel < args.num_panels {
         let left = args.num_panels - panel;
         panel += if S::WIDE && left == 4 {
-            rows_of::<S, E, 4>(args, panel);
+            rows_of::<S, ElementF32, 4>(args, panel);
             4
         } else if S::WIDE && left >= 3 {
-            rows_of::<S, E, 3>(args, panel);
+            rows_of::<S, ElementF32, 3>(args, panel);
             3
         } else if S::WIDE && left >= 2 {
-            rows_of::<S, E, 2>(args, panel);
+            rows_of::<S, ElementF32, 2>(args, panel);
             2
         } else {
-            rows_of::<S, E, 1>(args, panel);
+            rows_of::<S, ElementF32, 1>(args, panel);
             1
         };
     }
 }
 
+impl FloatArgs {
+    /// The columns of one chunk of panels whose values have `bytes` bytes.
+    #[inline(always)]
+    unsafe fn chunk(&self, first: usize, bytes: usize) -> Self {
+        Self {
+            panels: self.panels.add(first * bytes * PANEL_ROWS),
+            cols: CHUNK.min(self.cols - first),
+            rows: self.rows.add(first),
+            accumulate: first > 0,
+            ..*self
+        }
+    }
+}
+
+/// Panels of f32.
+#[inline(always)]
+pub unsafe fn multiply_opened(args: &FloatArgs, multiply: ChunkKernel) {
+    for first in (0..args.cols).step_by(CHUNK) {
+        multiply(&args.chunk(first, 4));
+    }
+}
+
 /// Panels straight from their format: for few rows.
 #[inline(always)]
-pub unsafe fn multiply<S: Simd, E: Element>(args: &FloatArgs) {
+pub unsafe fn multiply_few<S: Simd, E: Element>(args: &FloatArgs) {
     for first in (0..args.cols).step_by(CHUNK) {
-        chunk::<S, E>(&FloatArgs {
-            panels: args.panels.add(first * E::BYTES * PANEL_ROWS),
-            cols: CHUNK.min(args.cols - first),
-            rows: args.rows.add(first),
-            accumulate: first > 0,
-            ..*args
-        });
+        let chunk = args.chunk(first, E::BYTES);
+        for panel in 0..args.num_panels {
+            rows_of::<S, E, 1>(&chunk, panel);
+        }
     }
 }
 
@@ -197,7 +224,13 @@ struct Opened([MaybeUninit<f32>; MAX_PANELS * CHUNK * PANEL_ROWS]);
 
 /// The [`PanelKernel`](super::gemm::PanelKernel) of a float format.
 #[inline(always)]
-pub unsafe fn float_panels<S: Simd, E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+pub unsafe fn float_panels<S: Simd, E: Element>(
+    args: &PanelArgs,
+    first: usize,
+    count: usize,
+    out: *mut f32,
+    multiply: ChunkKernel,
+) {
     let all = FloatArgs {
         panels: args.quants,
         panel_stride: args.quants_stride,
@@ -211,24 +244,23 @@ pub unsafe fn float_panels<S: Simd, E: Element>(args: &PanelArgs, first: usize, 
         out_panel_stride: args.out_stride,
         accumulate: false,
     };
-    if count < TILED_TOKENS || E::BYTES == 4 {
-        return multiply::<S, E>(&all);
+    if count < TILED_TOKENS {
+        return multiply_few::<S, E>(&all);
     }
+    if E::BYTES == 4 {
+        return multiply_opened(&all, multiply);
+    }
+    #[allow(clippy::large_stack_arrays)]
+    // It must stay in the first-level cache, and a step allocates nothing.
     let mut opened = Opened([MaybeUninit::uninit(); MAX_PANELS * CHUNK * PANEL_ROWS]);
     let opened = opened.0.as_mut_ptr().cast::<f32>();
     for first in (0..args.cols).step_by(CHUNK) {
-        let cols = CHUNK.min(args.cols - first);
+        let chunk = all.chunk(first, E::BYTES);
         for panel in 0..args.num_panels {
-            let from = args.quants.add(panel * args.quants_stride + first * E::BYTES * PANEL_ROWS);
-            open::<S, E>(from, cols * PANEL_ROWS, opened.add(panel * CHUNK * PANEL_ROWS));
+            let from = chunk.panels.add(panel * args.quants_stride);
+            open::<S, E>(from, chunk.cols * PANEL_ROWS, opened.add(panel * CHUNK * PANEL_ROWS));
         }
-        chunk::<S, ElementF32>(&FloatArgs {
-            panels: opened.cast_const().cast(),
-            panel_stride: CHUNK * PANEL_ROWS * 4,
-            cols,
-            rows: all.rows.add(first),
-            accumulate: first > 0,
-            ..all
-        });
+        let panel_stride = CHUNK * PANEL_ROWS * 4;
+        multiply(&FloatArgs { panels: opened.cast_const().cast(), panel_stride, ..chunk });
     }
 }

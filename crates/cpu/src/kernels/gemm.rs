@@ -12,6 +12,7 @@ use crate::quantize::{ActivationBlock, LANES};
 use crate::weights::formats::{BLOCK, IQ4_NL_VALUES, PANEL_ROWS, Planes, Quant, Scales};
 
 use super::simd::Simd;
+use super::tile::{self, TileKernel};
 
 /// From this many tokens on it pays to open weights into scratch.
 pub const TILED_TOKENS: usize = 5;
@@ -41,7 +42,8 @@ pub struct PanelArgs {
 /// The most panels of one call.
 pub const MAX_PANELS: usize = 3;
 
-/// Computes tokens `first..first + count` of each panel into `out`, `[count, 16]`. `first` is a multiple of [`LANES`].
+/// Computes tokens `first..first + count` of each panel into `out`, `[count, 16]`. `first` is a multiple of [`LANES`]; the
+/// blocks and `out` have room for whole groups of that many tokens.
 pub type PanelKernel = unsafe fn(args: &PanelArgs, first: usize, count: usize, out: *mut f32);
 
 /// The quants of a block as eight groups of `16 rows × 4 k`.
@@ -202,38 +204,67 @@ unsafe fn dot_both<S: Simd, Q: Quant>(sum: S::I, low: [S::B; 4], high: [S::B; 4]
     dot_one::<S, Q>(dot_one::<S, Q>(sum, low, quants), high, quants.add(16))
 }
 
-/// `T` tokens that lie side by side, `blocks` being the first one's first block.
+/// How far ahead of the use quants are asked for: the processor's own prefetching stops at every page.
+const AHEAD: usize = 2048;
+
 #[inline(always)]
-unsafe fn quant_tile<S: Simd, Q: Quant, const T: usize>(
+unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, scales: *const u8) {
+    for line in 0..Q::PLANES.bytes() / 64 {
+        S::prefetch(quants.wrapping_add(AHEAD + line * 64));
+    }
+    S::prefetch(scales.wrapping_add(AHEAD / 4));
+}
+
+/// `R` panels times `T` tokens that lie side by side, `blocks` being the first one's first block.
+#[inline(always)]
+unsafe fn quant_tile<S: Simd, Q: Quant, const R: usize, const T: usize>(
     args: &PanelArgs,
     blocks: *const ActivationBlock,
     out: *mut f32,
 ) {
-    let mut totals = [S::splat(0.0); T];
+    let mut totals = [[S::splat(0.0); T]; R];
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     let blocks_per_header = Q::SCALES.blocks_per_header();
     for _ in 0..args.cols / BLOCK / blocks_per_header {
         for i in 0..blocks_per_header {
-            let groups = unpack::<S, Q>(quants);
-            let block_scales = block_scales::<S, Q>(scales, i);
-            for t in 0..T {
-                totals[t] = add_block::<S, Q>(totals[t], &groups, &block_scales, blocks.add(t));
+            for r in 0..R {
+                let (quants, scales) =
+                    (quants.add(r * args.quants_stride), scales.add(r * args.scales_stride));
+                prefetch::<S, Q>(quants, scales.wrapping_add(i * 64));
+                let groups = unpack::<S, Q>(quants);
+                let block_scales = block_scales::<S, Q>(scales, i);
+                for t in 0..T {
+                    totals[r][t] = add_block::<S, Q>(totals[r][t], &groups, &block_scales, blocks.add(t));
+                }
             }
             quants = quants.add(Q::PLANES.bytes());
             blocks = blocks.add(args.lanes);
         }
         scales = scales.add(Q::SCALES.group_bytes());
     }
-    for t in 0..T {
-        S::store(out.add(t * PANEL_ROWS), totals[t]);
+    for r in 0..R {
+        for t in 0..T {
+            S::store(out.add(r * args.out_stride + t * PANEL_ROWS), totals[r][t]);
+        }
     }
 }
 
-/// [`PanelKernel`] of a quantised format.
+/// [`PanelKernel`] of a quantised format; `multiply` is the kernel of its class for many tokens.
 #[inline(always)]
-pub unsafe fn quant_panels<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+pub unsafe fn quant_panels<S: Simd, Q: Quant>(
+    args: &PanelArgs,
+    first: usize,
+    count: usize,
+    out: *mut f32,
+    multiply: TileKernel,
+) {
     if count >= TILED_TOKENS {
-        return super::tile::quant_panels::<S, Q>(args, first, count, out);
+        return tile::quant_panels::<S, Q>(args, first, count, out, multiply);
+    }
+    // One token with three panels: three streams keep memory busier than one.
+    if count == 1 && args.num_panels == 3 {
+        let blocks = args.blocks.add(first / LANES * args.lanes * (args.cols / BLOCK));
+        return quant_tile::<S, Q, 3, 1>(args, blocks, out);
     }
     for panel in 0..args.num_panels {
         let args = PanelArgs {
@@ -257,13 +288,13 @@ unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: 
         let left = (count - done).min(LANES - lane);
         let out = out.add(done * PANEL_ROWS);
         done += if left >= 4 {
-            quant_tile::<S, Q, 4>(args, blocks, out);
+            quant_tile::<S, Q, 1, 4>(args, blocks, out);
             4
         } else if left >= 2 {
-            quant_tile::<S, Q, 2>(args, blocks, out);
+            quant_tile::<S, Q, 1, 2>(args, blocks, out);
             2
         } else {
-            quant_tile::<S, Q, 1>(args, blocks, out);
+            quant_tile::<S, Q, 1, 1>(args, blocks, out);
             1
         };
     }

@@ -75,6 +75,10 @@ impl Simd for Portable {
         map(from.cast::<[u16; 16]>().read_unaligned(), |bits| f32::from_bits(u32::from(bits) << 16))
     }
     #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, x: Self::F) {
+        to.cast::<[u16; 16]>().write_unaligned(map(x, |x| half::f16::from_f32(x).to_bits()));
+    }
+    #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self::F {
         map(from.cast::<[u8; 16]>().read_unaligned(), f32::from)
     }
@@ -157,13 +161,16 @@ impl Simd for Portable {
         map(a, |a| a << bits)
     }
     #[inline(always)]
-    unsafe fn sum_int(a: Self::I) -> i32 {
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
+        to.cast::<[i8; 16]>().write_unaligned(map(a, |a| a as i8));
         fold(a, i32::wrapping_add)
     }
     #[inline(always)]
-    unsafe fn store_i8(to: *mut i8, a: Self::I) {
-        to.cast::<[i8; 16]>().write_unaligned(map(a, |a| a as i8));
+    unsafe fn round_to_f16(x: f32) -> f32 {
+        half::f16::from_f32(x).to_f32()
     }
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {

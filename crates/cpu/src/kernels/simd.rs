@@ -25,6 +25,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn store(to: *mut f32, x: Self::F);
     unsafe fn load_f16(from: *const u16) -> Self::F;
     unsafe fn load_bf16(from: *const u16) -> Self::F;
+    /// Rounds to the nearest f16, ties to even.
+    unsafe fn store_f16(to: *mut u16, x: Self::F);
     /// Sixteen u8 as floats.
     unsafe fn load_u8(from: *const u8) -> Self::F;
     /// Sixteen i8 as floats.
@@ -53,9 +55,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2_int(a: Self::I) -> Self::F;
     unsafe fn splat_int(x: i32) -> Self::I;
     unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I;
-    unsafe fn sum_int(a: Self::I) -> i32;
-    /// Stores lanes that fit in i8.
-    unsafe fn store_i8(to: *mut i8, a: Self::I);
+    /// Stores lanes that fit in i8 and returns their sum.
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32;
+    /// The nearest f16.
+    unsafe fn round_to_f16(x: f32) -> f32;
+    /// Asks for the cache line at `from`, which may be any address.
+    unsafe fn prefetch(from: *const u8);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
     unsafe fn store_bytes(to: *mut u8, x: Self::B);
@@ -82,13 +87,18 @@ pub trait Simd: Copy + 'static {
         token_stride: usize,
     ) {
         for r in 0..R {
-            // SAFETY: the caller's promise, which covers four lines of each panel.
-            let line = |i: usize| unsafe { Self::load_bytes(weights.add(r * panel_stride + i * 64)) };
-            let lines = [line(0), line(1), line(2), line(3)];
-            for t in 0..T {
-                // SAFETY: the caller's promise, which covers 16 activations of each token.
-                sums[t][r] =
-                    unsafe { Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride)) };
+            // SAFETY: the caller's promise, which covers four lines of each panel and 16 activations of each token.
+            unsafe {
+                let weights = weights.add(r * panel_stride);
+                let lines = [
+                    Self::load_bytes(weights),
+                    Self::load_bytes(weights.add(64)),
+                    Self::load_bytes(weights.add(128)),
+                    Self::load_bytes(weights.add(192)),
+                ];
+                for t in 0..T {
+                    sums[t][r] = Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride));
+                }
             }
         }
     }

@@ -32,20 +32,58 @@ struct Opened {
     scales: [MaybeUninit<f32>; MAX_PANELS * MAX_BLOCKS * SCALE_FLOATS],
 }
 
-/// Opened panels and the tokens of one tile.
-#[derive(Clone, Copy)]
-struct TileArgs {
+/// Opened panels and the tokens they are multiplied with.
+#[derive(Clone, Copy, Debug)]
+pub struct TileArgs {
     quants: *const u8,
     quants_stride: usize,
+    num_panels: usize,
     /// `[panels][MAX_BLOCKS]`.
     scales: *const f32,
+    /// Two to this power is taken from every quant, in formats without mins.
+    offset_shift: u32,
     num_blocks: usize,
+    /// The first opened block of the first token; a token has `row_blocks` of them, `lanes` tokens are interleaved.
     blocks: *const ActivationBlock,
+    row_blocks: usize,
     lanes: usize,
+    first: usize,
+    count: usize,
     out: *mut f32,
     out_stride: usize,
     /// The totals start from what is in `out`.
     goes_on: bool,
+}
+
+/// Multiplies opened panels of one class of formats with tokens. It may work on up to three tokens past the last.
+pub type TileKernel = unsafe fn(&TileArgs);
+
+/// What the arithmetic on opened panels depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// One scale and one min a block; quants below 32.
+    WithMin,
+    /// One scale a block; quants below 32, or of eight bits.
+    Plain5,
+    Plain8,
+    /// A scale and a min for each half of a block; quants below 32.
+    HalvesWithMin,
+    /// A scale for each half; quants below 32, or below 128.
+    Halves5,
+    Halves7,
+}
+
+impl Class {
+    pub const fn of<Q: Quant>() -> Self {
+        match (halves(Q::SCALES), Q::OFFSET_SHIFT, Q::BITS) {
+            (1, None, _) => Self::WithMin,
+            (1, Some(_), 0..=5) => Self::Plain5,
+            (1, Some(_), _) => Self::Plain8,
+            (_, None, _) => Self::HalvesWithMin,
+            (_, Some(_), 0..=5) => Self::Halves5,
+            (_, Some(_), _) => Self::Halves7,
+        }
+    }
 }
 
 /// Halves of a block that have scales of their own.
@@ -96,19 +134,30 @@ const fn is_open<Q: Quant>() -> bool {
 
 /// `R` panels times `T` tokens that lie side by side.
 #[inline(always)]
-unsafe fn tile<S: Simd, Q: Quant, const R: usize, const T: usize>(args: &TileArgs) {
+unsafe fn tile<
+    S: Simd,
+    const HALVES: usize,
+    const MINS: bool,
+    const BITS: u32,
+    const R: usize,
+    const T: usize,
+>(
+    args: &TileArgs,
+    blocks: *const ActivationBlock,
+    out: *mut f32,
+) {
     let mut totals = [[S::splat(0.0); R]; T];
     if args.goes_on {
         for t in 0..T {
             for r in 0..R {
-                totals[t][r] = S::load(args.out.add(t * PANEL_ROWS + r * args.out_stride));
+                totals[t][r] = S::load(out.add(t * PANEL_ROWS + r * args.out_stride));
             }
         }
     }
-    let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, args.blocks);
+    let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     for _ in 0..args.num_blocks {
-        for half in 0..halves(Q::SCALES) {
-            add_half::<S, Q, R, T>(&mut totals, quants, args.quants_stride, scales, blocks, half);
+        for half in 0..HALVES {
+            add::<S, HALVES, MINS, BITS, R, T>(args, &mut totals, quants, scales, blocks, half);
         }
         quants = quants.add(BLOCK_BYTES);
         scales = scales.add(SCALE_FLOATS);
@@ -116,44 +165,52 @@ unsafe fn tile<S: Simd, Q: Quant, const R: usize, const T: usize>(args: &TileArg
     }
     for t in 0..T {
         for r in 0..R {
-            S::store(args.out.add(t * PANEL_ROWS + r * args.out_stride), totals[t][r]);
+            S::store(out.add(t * PANEL_ROWS + r * args.out_stride), totals[t][r]);
         }
     }
 }
 
 /// Adds a block, or one half of it where halves have scales of their own.
 #[inline(always)]
-unsafe fn add_half<S: Simd, Q: Quant, const R: usize, const T: usize>(
+unsafe fn add<
+    S: Simd,
+    const HALVES: usize,
+    const MINS: bool,
+    const BITS: u32,
+    const R: usize,
+    const T: usize,
+>(
+    args: &TileArgs,
     totals: &mut [[S::F; R]; T],
     quants: *const u8,
-    quants_stride: usize,
     scales: *const f32,
     blocks: *const ActivationBlock,
     half: usize,
 ) {
-    let whole = halves(Q::SCALES) == 1;
+    let whole = HALVES == 1;
     let mut sums = [[S::splat_int(0); R]; T];
-    if let Some(shift) = Q::OFFSET_SHIFT {
+    if !MINS {
         for t in 0..T {
             let block = blocks.add(t);
             // Starting at minus offset · Σa takes the offset out of every quant.
             let negative = if whole { (*block).negative_sum } else { (*block).negative_sums[half] };
-            sums[t] = [S::shift_left(S::splat_int(negative), shift); R];
+            sums[t] = [S::shift_left(S::splat_int(negative), args.offset_shift); R];
         }
     }
     let activations = (&raw const (*blocks).quants).cast::<i8>().add(half * 16);
-    let quants = quants.add(half * 256);
-    dot::<S, Q, R, T>(&mut sums, quants, quants_stride, activations);
+    let (quants, stride) = (quants.add(half * 256), args.quants_stride);
+    let token_stride = size_of::<ActivationBlock>();
+    S::dot_tile::<BITS, R, T>(&mut sums, quants, stride, activations, token_stride);
     if whole {
-        dot::<S, Q, R, T>(&mut sums, quants.add(256), quants_stride, activations.add(16));
+        S::dot_tile::<BITS, R, T>(&mut sums, quants.add(256), stride, activations.add(16), token_stride);
     }
-    let vector = |r: usize, i: usize| S::load(scales.add(r * MAX_BLOCKS * SCALE_FLOATS + i * PANEL_ROWS));
     let mut scale = [S::splat(0.0); R];
     let mut min = [S::splat(0.0); R];
     for r in 0..R {
-        scale[r] = vector(r, half);
-        if Q::OFFSET_SHIFT.is_none() {
-            min[r] = vector(r, 2 + half);
+        let vectors = scales.add(r * MAX_BLOCKS * SCALE_FLOATS);
+        scale[r] = S::load(vectors.add(half * PANEL_ROWS));
+        if MINS {
+            min[r] = S::load(vectors.add((2 + half) * PANEL_ROWS));
         }
     }
     for t in 0..T {
@@ -162,106 +219,102 @@ unsafe fn add_half<S: Simd, Q: Quant, const R: usize, const T: usize>(
         let sum = S::splat(if whole { (*block).scaled_sum } else { (*block).scaled_sums[half] });
         for r in 0..R {
             totals[t][r] = S::fma(S::to_float(sums[t][r]), S::mul(scale[r], d), totals[t][r]);
-            if Q::OFFSET_SHIFT.is_none() {
+            if MINS {
                 totals[t][r] = S::fma(min[r], sum, totals[t][r]);
             }
         }
     }
 }
 
+/// All tokens with the `R` panels at `panel`.
 #[inline(always)]
-unsafe fn dot<S: Simd, Q: Quant, const R: usize, const T: usize>(
-    sums: &mut [[S::I; R]; T],
-    quants: *const u8,
-    quants_stride: usize,
-    activations: *const i8,
+unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32, const R: usize>(
+    args: &TileArgs,
+    panel: usize,
 ) {
-    let stride = size_of::<ActivationBlock>();
-    match Q::BITS {
-        0..=5 => S::dot_tile::<5, R, T>(sums, quants, quants_stride, activations, stride),
-        6..=7 => S::dot_tile::<7, R, T>(sums, quants, quants_stride, activations, stride),
-        _ => S::dot_tile::<8, R, T>(sums, quants, quants_stride, activations, stride),
+    let args = &TileArgs {
+        quants: args.quants.add(panel * args.quants_stride),
+        scales: args.scales.add(panel * MAX_BLOCKS * SCALE_FLOATS),
+        out: args.out.add(panel * args.out_stride),
+        ..*args
+    };
+    let mut done = 0;
+    while done < args.count {
+        let token = args.first + done;
+        let (group, lane) = (token / LANES, token % LANES);
+        let blocks = args.blocks.add(group * args.lanes * args.row_blocks + lane);
+        let out = args.out.add(done * PANEL_ROWS);
+        if S::QUANT_TILE.1 == 8 && args.count - done > 4 {
+            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, out);
+            done += 8;
+        } else {
+            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, out);
+            done += 4;
+        }
     }
 }
 
-/// All tokens with `R` panels.
+/// A [`TileKernel`]. `args.first` is a multiple of four.
 #[inline(always)]
-unsafe fn tokens<S: Simd, Q: Quant, const R: usize>(
-    args: &TileArgs,
-    row_blocks: usize,
-    first: usize,
-    count: usize,
-) {
-    let mut done = 0;
-    while done < count {
-        let token = first + done;
-        let (group, lane) = (token / LANES, token % LANES);
-        let tile_args = TileArgs {
-            blocks: args.blocks.add(group * args.lanes * row_blocks + lane),
-            out: args.out.add(done * PANEL_ROWS),
-            ..*args
-        };
-        let left = (count - done).min(LANES - lane);
-        done += if S::QUANT_TILE.1 >= 8 && left >= 8 {
-            tile::<S, Q, R, 8>(&tile_args);
-            8
-        } else if left >= 4 {
-            tile::<S, Q, R, 4>(&tile_args);
-            4
-        } else if left >= 2 {
-            tile::<S, Q, R, 2>(&tile_args);
+pub unsafe fn multiply<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32>(args: &TileArgs) {
+    let mut panel = 0;
+    while panel < args.num_panels {
+        let left = args.num_panels - panel;
+        panel += if S::QUANT_TILE.0 >= 3 && left >= 3 {
+            tokens::<S, HALVES, MINS, BITS, 3>(args, panel);
+            3
+        } else if S::QUANT_TILE.0 >= 2 && left >= 2 {
+            tokens::<S, HALVES, MINS, BITS, 2>(args, panel);
             2
         } else {
-            tile::<S, Q, R, 1>(&tile_args);
+            tokens::<S, HALVES, MINS, BITS, 1>(args, panel);
             1
         };
     }
 }
 
-/// The [`PanelKernel`](super::gemm::PanelKernel) of a quantised format for many tokens.
+/// The [`PanelKernel`](super::gemm::PanelKernel) of a quantised format for many tokens; `multiply` is the kernel of its
+/// class. `out` has room for whole groups of [`LANES`] tokens.
 #[inline(always)]
-pub unsafe fn quant_panels<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+pub unsafe fn quant_panels<S: Simd, Q: Quant>(
+    args: &PanelArgs,
+    first: usize,
+    count: usize,
+    out: *mut f32,
+    multiply: TileKernel,
+) {
     let mut scratch: MaybeUninit<Opened> = MaybeUninit::uninit();
-    let quants = (&raw mut (*scratch.as_mut_ptr()).quants).cast::<u8>();
+    let opened = (&raw mut (*scratch.as_mut_ptr()).quants).cast::<u8>();
     let scales = (&raw mut (*scratch.as_mut_ptr()).scales).cast::<f32>();
     let row_blocks = args.cols / BLOCK;
     let depth = if row_blocks <= MAX_BLOCKS { row_blocks } else { DEPTH };
     for first_block in (0..row_blocks).step_by(depth.max(1)) {
         let num_blocks = depth.min(row_blocks - first_block);
         for panel in 0..args.num_panels {
-            let quants = quants.add(panel * MAX_BLOCKS * BLOCK_BYTES);
+            let quants = opened.add(panel * MAX_BLOCKS * BLOCK_BYTES);
             let scales = scales.add(panel * MAX_BLOCKS * SCALE_FLOATS);
             open::<S, Q>(args, panel, first_block, num_blocks, quants, scales);
         }
         let (quants, quants_stride) = if is_open::<Q>() {
             (args.quants.add(first_block * BLOCK_BYTES), args.quants_stride)
         } else {
-            (quants.cast_const(), MAX_BLOCKS * BLOCK_BYTES)
+            (opened.cast_const(), MAX_BLOCKS * BLOCK_BYTES)
         };
-        let mut panel = 0;
-        while panel < args.num_panels {
-            let left = args.num_panels - panel;
-            let tile_args = TileArgs {
-                quants: quants.add(panel * quants_stride),
-                quants_stride,
-                scales: scales.add(panel * MAX_BLOCKS * SCALE_FLOATS).cast_const(),
-                num_blocks,
-                blocks: args.blocks.add(first_block * args.lanes),
-                lanes: args.lanes,
-                out: out.add(panel * args.out_stride),
-                out_stride: args.out_stride,
-                goes_on: first_block > 0,
-            };
-            panel += if S::QUANT_TILE.0 >= 3 && left >= 3 {
-                tokens::<S, Q, 3>(&tile_args, row_blocks, first, count);
-                3
-            } else if S::QUANT_TILE.0 >= 2 && left >= 2 {
-                tokens::<S, Q, 2>(&tile_args, row_blocks, first, count);
-                2
-            } else {
-                tokens::<S, Q, 1>(&tile_args, row_blocks, first, count);
-                1
-            };
-        }
+        multiply(&TileArgs {
+            quants,
+            quants_stride,
+            num_panels: args.num_panels,
+            scales,
+            offset_shift: Q::OFFSET_SHIFT.unwrap_or(0),
+            num_blocks,
+            blocks: args.blocks.add(first_block * args.lanes),
+            row_blocks,
+            lanes: args.lanes,
+            first,
+            count,
+            out,
+            out_stride: args.out_stride,
+            goes_on: first_block > 0,
+        });
     }
 }

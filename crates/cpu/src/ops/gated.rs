@@ -40,9 +40,9 @@ impl Step<'_> {
                 while let Some(group) = product.group(&unit.panels) {
                     unit.panels.start = group.end;
                     let panels = &matrix.panels[group.clone()];
-                    product.multiply(panels, &unit, &mut gate);
+                    product.multiply(worker, panels, &unit, &mut gate);
                     let others = num_pairs + group.start..num_pairs + group.end;
-                    product.multiply(&matrix.panels[others], &unit, &mut up);
+                    product.multiply(worker, &matrix.panels[others], &unit, &mut up);
                     for (i, panel) in panels.iter().enumerate() {
                         let row = panel.row as usize;
                         // SAFETY: shapes were checked above; the weight's panels pair (see `PackedMatrix::panels`).

@@ -29,7 +29,7 @@ pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: 
         while let Some(group) = product.group(&unit.panels) {
             unit.panels.start = group.end;
             let panels = &product.matrix.panels[group];
-            product.multiply(panels, &unit, &mut tile);
+            product.multiply(worker, panels, &unit, &mut tile);
             for (i, panel) in panels.iter().enumerate() {
                 let row = panel.row as usize;
                 // SAFETY: each (panel, tokens) is written by the one worker that took the unit, within the target.
