@@ -113,6 +113,7 @@ pub fn sampling_params(
         n: fields.n.unwrap_or(1),
         best_of: api.best_of,
         beam,
+        structured_outputs: None,
     };
     params.validate(app.model.vocab_size as u32)?;
     if !params.stop.is_empty() && app.model.text.tokenizer.is_none() {
