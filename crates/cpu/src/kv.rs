@@ -2,8 +2,9 @@
 //! [`crate::kernels::attention`]. Both tiers are plain memory here; moving a block is a copy.
 
 use baton_backend::{BackendError, BlockCopy, KvDtype, KvSpec, StepInput};
-use half::{bf16, f16};
+use half::bf16;
 
+use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
 use crate::memory::{AlignedBytes, SystemMemory};
 use crate::pool::{Pool, Units};
@@ -161,15 +162,15 @@ impl KvLayer {
     /// Writes one head of one token into its slot.
     ///
     /// # Safety
-    /// `slot` lies within the device blocks, nobody else touches this head of it, and both rows have `head_dim` values.
+    /// The kernels are those of this processor, `slot` lies within the device blocks, nobody else touches this head of it, and both rows have `head_dim` values.
     pub unsafe fn write(
         &self,
+        kernels: &Kernels,
         dtype: KvDtype,
         block_size: usize,
         slot: usize,
         head: usize,
-        key: *const f32,
-        value: *const f32,
+        (key, value): (*const f32, *const f32),
     ) {
         let (block, offset) = (slot / block_size, slot % block_size);
         let head = (block * self.num_kv_heads + head) * block_size;
@@ -190,7 +191,11 @@ impl KvLayer {
             }
             match dtype {
                 KvDtype::F32 => write_as!(f32, |x: f32| x),
-                KvDtype::F16 => write_as!(f16, f16::from_f32),
+                KvDtype::F16 => {
+                    let keys = self.keys().cast::<u16>().add(first_key);
+                    let values = self.values().cast::<u16>().add(first_value);
+                    (kernels.write_f16)(key, value, self.head_dim, keys, PANEL_KEYS, values);
+                }
                 KvDtype::BF16 => write_as!(bf16, bf16::from_f32),
             }
         }

@@ -37,6 +37,8 @@ pub struct Draw {
 pub struct Scratch {
     /// Quantised activations.
     blocks: AlignedBytes,
+    /// Those of a single token, a row for each worker.
+    private_blocks: AlignedBytes, // [threads, cols / 32]
     /// Activations for float weights, `[rows, cols]`.
     pub floats: Buffer,
     /// One normalised row a worker.
@@ -60,6 +62,7 @@ impl Scratch {
         let empty = || Buffer::new(0, 0, "scratch");
         Ok(Self {
             blocks: AlignedBytes::zeroed(0, "scratch")?,
+            private_blocks: AlignedBytes::zeroed(0, "scratch")?,
             floats: empty()?,
             rows: empty()?,
             kv: empty()?,
@@ -106,13 +109,22 @@ impl Scratch {
         let floats = self.max_rows.checked_mul(self.max_float_cols).ok_or_else(too_large)?;
         self.floats.reserve(floats, what)?;
         if self.max_cols > self.rows.matrix().cols {
-            self.rows = Buffer::new(self.samplers.len(), self.max_cols.next_multiple_of(16), what)?;
+            let cols = self.max_cols.next_multiple_of(BLOCK);
+            self.rows = Buffer::new(self.samplers.len(), cols, what)?;
+            let blocks = self.samplers.len().checked_mul(cols / BLOCK);
+            let bytes = blocks.and_then(|n| n.checked_mul(size_of::<ActivationBlock>()));
+            self.private_blocks = AlignedBytes::zeroed(bytes.ok_or_else(too_large)?, what)?;
         }
         Ok(())
     }
 
     pub fn blocks(&self) -> *mut ActivationBlock {
         self.blocks.as_mut_ptr().cast()
+    }
+
+    /// The blocks of a single token, as many for each worker as [`Self::rows`] has columns for.
+    pub fn private_blocks(&self) -> *mut ActivationBlock {
+        self.private_blocks.as_mut_ptr().cast()
     }
 
     /// Room for attention units of `group` heads; grows only for a group larger than any before.

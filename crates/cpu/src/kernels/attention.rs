@@ -2,7 +2,8 @@
 //!
 //! Keys are taken in tiles of 64 whose borders are absolute positions, in ascending order, with an online softmax in
 //! f32. A tile that a row does not see leaves the row exactly as it was. So the result of a row depends neither on the
-//! rows beside it nor on whether it came in a prompt or as a decode.
+//! rows beside it nor on whether it came in a prompt or as a decode. Where a unit has many rows, the keys and then the
+//! values of a tile are first opened to f32 in the worker's scratch; the order of additions is the same.
 //!
 //! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
 //! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension.
@@ -11,7 +12,7 @@
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use super::gemm::{Element, float_rows};
+use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
 use super::math::{exp, softcap};
 use super::rows::scale_row;
 use super::simd::Simd;
@@ -21,7 +22,9 @@ pub const TILE_KEYS: usize = 64;
 /// Keys that lie side by side.
 pub const PANEL_KEYS: usize = 16;
 /// Rows (queries × heads of a group) of a unit, unless a single query has more heads.
-pub const UNIT_ROWS: usize = 64;
+pub const UNIT_ROWS: usize = 128;
+/// From this many rows on a tile's keys and values are opened first.
+const OPENED_ROWS: usize = 5;
 
 /// Everything a unit needs.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +67,8 @@ pub struct AttentionArgs {
 /// One worker's memory. Rows are `(query, head of the group)`.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionScratch {
+    /// Opened keys, `[panels, head_dim, 16]`, then values, `[TILE_KEYS, value_dim]`.
+    pub opened: *mut f32,
     pub queries: *mut f32, // [rows, value_dim]
     pub outputs: *mut f32, // [rows, value_dim]
     pub scores: *mut f32,  // [rows, TILE_KEYS]
@@ -75,7 +80,7 @@ pub struct AttentionScratch {
 impl AttentionScratch {
     /// Floats that `rows` rows take.
     pub fn floats(rows: usize, value_dim: usize) -> usize {
-        rows * (2 * value_dim + TILE_KEYS + 3)
+        rows * (2 * value_dim + TILE_KEYS + 3) + TILE_KEYS * value_dim
     }
 
     /// Cuts `floats(rows, value_dim)` floats at `base` into the arrays.
@@ -83,11 +88,12 @@ impl AttentionScratch {
     /// # Safety
     /// `base` is valid for that many floats.
     pub unsafe fn at(base: *mut f32, rows: usize, value_dim: usize) -> Self {
-        let outputs = base.add(rows * value_dim);
+        let queries = base.add(TILE_KEYS * value_dim);
+        let outputs = queries.add(rows * value_dim);
         let scores = outputs.add(rows * value_dim);
         let maxima = scores.add(rows * TILE_KEYS);
         let sums = maxima.add(rows);
-        Self { queries: base, outputs, scores, maxima, sums, factors: sums.add(rows) }
+        Self { opened: base, queries, outputs, scores, maxima, sums, factors: sums.add(rows) }
     }
 }
 
@@ -111,9 +117,17 @@ impl AttentionArgs {
     }
 }
 
+/// The kernels for opened keys and values, which do not depend on the format of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenedKernels {
+    pub multiply: ChunkKernel,
+    /// `(args, rows, tile, first, last)`.
+    pub add_values: unsafe fn(&AttentionArgs, usize, usize, usize, usize),
+}
+
 /// Runs a unit.
 #[inline(always)]
-pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs) {
+pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedKernels) {
     let rows = args.num_queries * args.group;
     let scratch = &args.scratch;
     let (mut low, mut high) = (usize::MAX, 0);
@@ -136,21 +150,95 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs) {
     let mut tile = start / TILE_KEYS * TILE_KEYS;
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
-        for panel in first / PANEL_KEYS..last.div_ceil(PANEL_KEYS) {
-            let (keys, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
-            let keys = keys.add(inside * args.head_dim * E::BYTES);
-            let out = scratch.scores.add(panel * PANEL_KEYS - tile);
-            let queries = scratch.queries;
-            float_rows::<S, E>(keys, args.head_dim, queries, args.value_dim, rows, out, TILE_KEYS);
-        }
+        score::<S, E>(args, rows, tile, first, last, opened.multiply);
         for row in 0..rows {
             soften_row::<S>(args, row, tile);
         }
-        add_values::<S, E>(args, rows, tile, first, last);
+        if rows >= OPENED_ROWS {
+            open_values::<S, E>(args, tile, first, last);
+            (opened.add_values)(args, rows, tile, first, last);
+        } else {
+            add_values::<S, E, false>(args, rows, tile, first, last);
+        }
         tile += TILE_KEYS;
     }
     for row in 0..rows {
         finish_row::<S>(args, row);
+    }
+}
+
+/// The scores of all rows with the keys `first..last` of a tile, in whole panels.
+#[inline(always)]
+unsafe fn score<S: Simd, E: Element>(
+    args: &AttentionArgs,
+    rows: usize,
+    tile: usize,
+    first: usize,
+    last: usize,
+    multiply: ChunkKernel,
+) {
+    let scratch = &args.scratch;
+    let panels = first / PANEL_KEYS..last.div_ceil(PANEL_KEYS);
+    let panel_floats = args.head_dim * PANEL_KEYS;
+    let all = FloatArgs {
+        panels: scratch.opened.cast_const().cast(),
+        panel_stride: panel_floats * 4,
+        num_panels: panels.len(),
+        cols: args.head_dim,
+        rows: scratch.queries,
+        stride: args.value_dim,
+        num_rows: rows,
+        out: scratch.scores.add(panels.start * PANEL_KEYS - tile),
+        out_stride: TILE_KEYS,
+        out_panel_stride: PANEL_KEYS,
+        accumulate: false,
+    };
+    for (i, panel) in panels.enumerate() {
+        let (keys, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
+        let keys = keys.add(inside * args.head_dim * E::BYTES);
+        if rows >= OPENED_ROWS {
+            floats::open::<S, E>(keys, panel_floats, scratch.opened.add(i * panel_floats));
+        } else {
+            prefetch_around::<S, E>(args, panel * PANEL_KEYS);
+            let out = all.out.add(i * PANEL_KEYS);
+            floats::multiply_few::<S, E>(&FloatArgs { panels: keys, num_panels: 1, out, ..all });
+        }
+    }
+    if rows >= OPENED_ROWS {
+        floats::multiply_opened(&all, multiply);
+    }
+}
+
+/// Asks for the values of the panel at `key`, which are needed next, and for the keys of the same panel of the next tile.
+/// Panels are too short for the processor to see the stream by itself.
+#[inline(always)]
+unsafe fn prefetch_around<S: Simd, E: Element>(args: &AttentionArgs, key: usize) {
+    let (_, values, inside) = args.place(key, E::BYTES);
+    let values = values.add(inside * args.value_dim * E::BYTES);
+    for line in (0..PANEL_KEYS * args.value_dim * E::BYTES).step_by(64) {
+        S::prefetch(values.wrapping_add(line));
+    }
+    let next = key + TILE_KEYS;
+    if next < args.kv_end {
+        let (keys, _, inside) = args.place(next, E::BYTES);
+        let keys = keys.add(inside * args.head_dim * E::BYTES);
+        for line in (0..PANEL_KEYS * args.head_dim * E::BYTES).step_by(64) {
+            S::prefetch(keys.wrapping_add(line));
+        }
+    }
+}
+
+/// Opens the values `first..last` of a tile.
+#[inline(always)]
+unsafe fn open_values<S: Simd, E: Element>(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
+    let mut key = first;
+    while key < last {
+        let stop = last.min((key / PANEL_KEYS + 1) * PANEL_KEYS);
+        let (_, values, inside) = args.place(key, E::BYTES);
+        let values = values.add(inside * args.value_dim * E::BYTES);
+        let to = args.scratch.opened.add((key - tile) * args.value_dim);
+        floats::open::<S, E>(values, (stop - key) * args.value_dim, to);
+        key = stop;
     }
 }
 
@@ -171,18 +259,21 @@ unsafe fn soften_row<S: Simd>(args: &AttentionArgs, row: usize, tile: usize) {
         return;
     }
     let vectors = first / 16..last.div_ceil(16);
-    for i in vectors.clone() {
-        let at = scores.add(i * 16);
-        let mut score = S::load(at);
-        if let Some(cap) = args.softcap {
-            score = softcap::<S>(score, cap);
+    if args.softcap.is_some() || !args.slopes.is_null() {
+        for i in vectors.clone() {
+            let at = scores.add(i * 16);
+            let mut score = S::load(at);
+            if let Some(cap) = args.softcap {
+                score = softcap::<S>(score, cap);
+            }
+            if !args.slopes.is_null() {
+                let slope = *args.slopes.add(args.kv_head * args.group + row % args.group);
+                let start = (tile + i * 16) as f32 - position as f32;
+                let distance = S::add(S::splat(start), S::load(IOTA.as_ptr()));
+                score = S::fma(S::splat(slope), distance, score);
+            }
+            S::store(at, score);
         }
-        if !args.slopes.is_null() {
-            let slope = *args.slopes.add(args.kv_head * args.group + row % args.group);
-            let distance = S::add(S::splat((tile + i * 16) as f32 - position as f32), S::load(IOTA.as_ptr()));
-            score = S::fma(S::splat(slope), distance, score);
-        }
-        S::store(at, score);
     }
     for key in (vectors.start * 16..first).chain(last..vectors.end * 16) {
         *scores.add(key) = f32::NEG_INFINITY;
@@ -195,20 +286,34 @@ unsafe fn soften_row<S: Simd>(args: &AttentionArgs, row: usize, tile: usize) {
     // All scores may be minus infinity; the difference below must then not be NaN.
     let largest = S::maximum(largest).max(f32::MIN);
     let mut sum = S::splat(0.0);
-    for i in 0..TILE_KEYS / 16 {
-        let at = scores.add(i * 16);
-        let mut weight = S::splat(0.0);
-        if vectors.contains(&i) {
-            weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
+    if vectors.len() == TILE_KEYS / 16 {
+        // The usual case, without a branch between the vectors.
+        for i in 0..TILE_KEYS / 16 {
+            let at = scores.add(i * 16);
+            let weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
             sum = S::add(sum, weight);
+            S::store(at, weight);
         }
-        S::store(at, weight);
+    } else {
+        for i in 0..TILE_KEYS / 16 {
+            let at = scores.add(i * 16);
+            let mut weight = S::splat(0.0);
+            if vectors.contains(&i) {
+                weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
+                sum = S::add(sum, weight);
+            }
+            S::store(at, weight);
+        }
     }
-    let mut factor = [0.0f32; 16];
-    S::store(factor.as_mut_ptr(), exp::<S>(S::splat(before - largest)));
+    let mut factor = 1.0;
+    if before != largest {
+        let mut factors = [0.0f32; 16];
+        S::store(factors.as_mut_ptr(), exp::<S>(S::splat(before - largest)));
+        factor = factors[0];
+    }
     *scratch.maxima.add(row) = largest;
-    *scratch.sums.add(row) = *scratch.sums.add(row) * factor[0] + S::sum(sum);
-    *scratch.factors.add(row) = factor[0];
+    *scratch.sums.add(row) = *scratch.sums.add(row) * factor + S::sum(sum);
+    *scratch.factors.add(row) = factor;
 }
 
 static IOTA: [f32; 16] =
@@ -216,7 +321,7 @@ static IOTA: [f32; 16] =
 
 /// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile.
 #[inline(always)]
-unsafe fn add_values<S: Simd, E: Element>(
+unsafe fn add_values<S: Simd, E: Element, const OPENED: bool>(
     args: &AttentionArgs,
     rows: usize,
     tile: usize,
@@ -226,25 +331,34 @@ unsafe fn add_values<S: Simd, E: Element>(
     let mut row = 0;
     while row < rows {
         let left = rows - row;
-        row += if left >= 8 && S::TILE >= 8 {
-            add_values_to::<S, E, 8, 2>(args, row, tile, first, last);
-            8
+        row += if S::WIDE && OPENED && left >= 6 {
+            add_values_to::<S, E, OPENED, 6, 4>(args, row, tile, first, last);
+            6
         } else if left >= 4 {
-            add_values_to::<S, E, 4, 2>(args, row, tile, first, last);
+            add_values_to::<S, E, OPENED, 4, 2>(args, row, tile, first, last);
             4
+        } else if left >= 3 {
+            add_values_to::<S, E, OPENED, 3, 2>(args, row, tile, first, last);
+            3
         } else if left >= 2 {
-            add_values_to::<S, E, 2, 4>(args, row, tile, first, last);
+            add_values_to::<S, E, OPENED, 2, 4>(args, row, tile, first, last);
             2
         } else {
-            add_values_to::<S, E, 1, 4>(args, row, tile, first, last);
+            add_values_to::<S, E, OPENED, 1, 4>(args, row, tile, first, last);
             1
         };
     }
 }
 
+/// The same with opened values.
+#[inline(always)]
+pub unsafe fn add_opened<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize) {
+    add_values::<S, ElementF32, true>(args, rows, tile, first, last);
+}
+
 /// The same for `T` rows, `D` vectors of dimensions at a time.
 #[inline(always)]
-unsafe fn add_values_to<S: Simd, E: Element, const T: usize, const D: usize>(
+unsafe fn add_values_to<S: Simd, E: Element, const OPENED: bool, const T: usize, const D: usize>(
     args: &AttentionArgs,
     row: usize,
     tile: usize,
@@ -253,17 +367,17 @@ unsafe fn add_values_to<S: Simd, E: Element, const T: usize, const D: usize>(
 ) {
     let mut dim = 0;
     while dim + 16 * D <= args.value_dim {
-        add_value_columns::<S, E, T, D>(args, row, tile, first, last, dim);
+        add_value_columns::<S, E, OPENED, T, D>(args, row, tile, first, last, dim);
         dim += 16 * D;
     }
     while dim < args.value_dim {
-        add_value_columns::<S, E, T, 1>(args, row, tile, first, last, dim);
+        add_value_columns::<S, E, OPENED, T, 1>(args, row, tile, first, last, dim);
         dim += 16;
     }
 }
 
 #[inline(always)]
-unsafe fn add_value_columns<S: Simd, E: Element, const T: usize, const D: usize>(
+unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: usize, const D: usize>(
     args: &AttentionArgs,
     row: usize,
     tile: usize,
@@ -282,9 +396,14 @@ unsafe fn add_value_columns<S: Simd, E: Element, const T: usize, const D: usize>
     }
     let mut key = first;
     while key < last {
-        let stop = last.min((key / PANEL_KEYS + 1) * PANEL_KEYS);
-        let (_, values, inside) = args.place(key, E::BYTES);
-        let values = values.add((inside * args.value_dim + dim) * E::BYTES);
+        // Opened values lie side by side, those of the cache in panels.
+        let stop = if OPENED { last } else { last.min((key / PANEL_KEYS + 1) * PANEL_KEYS) };
+        let values: *const u8 = if OPENED {
+            args.scratch.opened.add((key - tile) * args.value_dim + dim).cast_const().cast()
+        } else {
+            let (_, values, inside) = args.place(key, E::BYTES);
+            values.add((inside * args.value_dim + dim) * E::BYTES)
+        };
         for i in 0..stop - key {
             let value = values.add(i * args.value_dim * E::BYTES);
             let mut lanes = [S::splat(0.0); D];

@@ -23,6 +23,8 @@ impl Simd for Avx2 {
     type I = Pair<__m256i>;
     type B = Pair<__m256i>;
     const TILE: usize = 4;
+    const QUANT_TILE: (usize, usize) = (1, 4);
+    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -49,6 +51,11 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         };
         Pair(half(from), half(from.add(8)))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, x: Self::F) {
+        _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.0));
+        _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.1));
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self::F {
@@ -147,23 +154,33 @@ impl Simd for Avx2 {
         Pair(_mm256_sll_epi32(a.0, bits), _mm256_sll_epi32(a.1, bits))
     }
     #[inline(always)]
-    unsafe fn sum_int(a: Self::I) -> i32 {
-        let eight = _mm256_add_epi32(a.0, a.1);
-        let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
-        let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
-        _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
-    }
-    #[inline(always)]
-    unsafe fn store_i8(to: *mut i8, a: Self::I) {
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
         // The packs work within 128-bit lanes; one permutation of quarters puts the words back in order.
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a.0, a.1));
         let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         _mm_storeu_si128(to.cast(), bytes);
+        // The sum of absolute differences to zero sums unsigned bytes, so the sign is moved away first.
+        let shifted = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+        let sums = _mm_sad_epu8(shifted, _mm_setzero_si128());
+        _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
+    }
+    #[inline(always)]
+    unsafe fn round_to_f16(x: f32) -> f32 {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x))))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         Pair(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        _mm256_storeu_si256(to.cast(), x.0);
+        _mm256_storeu_si256(to.add(32).cast(), x.1);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

@@ -14,6 +14,9 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type I = __m512i;
     type B = __m512i;
     const TILE: usize = 8;
+    // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
+    const QUANT_TILE: (usize, usize) = if VNNI { (3, 4) } else { (1, 8) };
+    const WIDE: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -35,6 +38,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     unsafe fn load_bf16(from: *const u16) -> Self::F {
         let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, x: Self::F) {
+        let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+        _mm256_storeu_si256(to.cast(), halves);
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self::F {
@@ -117,17 +125,30 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))
     }
     #[inline(always)]
-    unsafe fn sum_int(a: Self::I) -> i32 {
-        _mm512_reduce_add_epi32(a)
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
+        let bytes = _mm512_cvtepi32_epi8(a);
+        _mm_storeu_si128(to.cast(), bytes);
+        // The sum of absolute differences to zero sums unsigned bytes, so the sign is moved away first.
+        let shifted = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+        let sums = _mm_sad_epu8(shifted, _mm_setzero_si128());
+        _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
     }
     #[inline(always)]
-    unsafe fn store_i8(to: *mut i8, a: Self::I) {
-        _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(a));
+    unsafe fn round_to_f16(x: f32) -> f32 {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x))))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         _mm512_loadu_si512(from.cast())
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        _mm512_storeu_si512(to.cast(), x);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {
@@ -186,5 +207,43 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             }
         }
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn dot_tile<const BITS: u32, const R: usize, const T: usize>(
+        sums: &mut [[Self::I; R]; T],
+        weights: *const u8,
+        panel_stride: usize,
+        activations: *const i8,
+        token_stride: usize,
+    ) {
+        if VNNI {
+            for i in 0..4 {
+                let mut lines = [_mm512_setzero_si512(); R];
+                for r in 0..R {
+                    lines[r] = _mm512_loadu_si512(weights.add(r * panel_stride + i * 64).cast());
+                }
+                for t in 0..T {
+                    let quad = activations.add(t * token_stride + i * 4).cast::<i32>();
+                    let quad = _mm512_set1_epi32(quad.read_unaligned());
+                    for r in 0..R {
+                        sums[t][r] = _mm512_dpbusd_epi32(sums[t][r], lines[r], quad);
+                    }
+                }
+            }
+            return;
+        }
+        for r in 0..R {
+            let weights = weights.add(r * panel_stride);
+            let lines = [
+                _mm512_loadu_si512(weights.cast()),
+                _mm512_loadu_si512(weights.add(64).cast()),
+                _mm512_loadu_si512(weights.add(128).cast()),
+                _mm512_loadu_si512(weights.add(192).cast()),
+            ];
+            for t in 0..T {
+                sums[t][r] = Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride));
+            }
+        }
     }
 }

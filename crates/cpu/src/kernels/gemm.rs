@@ -1,8 +1,8 @@
-//! The product of one panel (16 output rows) with some tokens, for every weight format.
+//! The product of panels (16 output rows each) with some tokens, for quantised weights.
 //!
 //! A lane is an output row, so there is no sum across lanes. For each (row, token) the additions happen in the order of
-//! k, one accumulator of f32 for quantised weights and two (even and odd k) for floats, whatever the number of tokens:
-//! that is what makes results independent of the batch.
+//! k with one accumulator of f32, whatever the number of tokens: that is what makes results independent of the batch.
+//! Few tokens are multiplied here, straight from the packed planes; many are [`super::tile`]'s.
 //!
 //! # Safety
 //! As in [`super::simd`]; further, the pointers of [`PanelArgs`] cover what its fields say.
@@ -12,12 +12,21 @@ use crate::quantize::{ActivationBlock, LANES};
 use crate::weights::formats::{BLOCK, IQ4_NL_VALUES, PANEL_ROWS, Planes, Quant, Scales};
 
 use super::simd::Simd;
+use super::tile::{self, TileKernel};
 
-/// A panel and the activations of all tokens.
+/// From this many tokens on it pays to open weights into scratch.
+pub const TILED_TOKENS: usize = 5;
+
+/// Some panels of one part and the activations of all tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct PanelArgs {
+    /// Of the first panel; those of the next ones lie at these distances in bytes.
     pub quants: *const u8,
     pub scales: *const u8,
+    pub quants_stride: usize,
+    pub scales_stride: usize,
+    /// At most [`MAX_PANELS`].
+    pub num_panels: usize,
     pub cols: usize,
     /// `[tokens / lanes][cols / 32][lanes]`; for quantised panels.
     pub blocks: *const ActivationBlock,
@@ -26,14 +35,20 @@ pub struct PanelArgs {
     /// `[tokens][stride]`; for float panels.
     pub floats: *const f32,
     pub stride: usize,
+    /// Floats between the results of two panels.
+    pub out_stride: usize,
 }
 
-/// Computes tokens `first..first + count` of a panel into `out`, `[count, 16]`. `first` is a multiple of [`LANES`].
+/// The most panels of one call.
+pub const MAX_PANELS: usize = 3;
+
+/// Computes tokens `first..first + count` of each panel into `out`, `[count, 16]`. `first` is a multiple of [`LANES`]; the
+/// blocks and `out` have room for whole groups of that many tokens.
 pub type PanelKernel = unsafe fn(args: &PanelArgs, first: usize, count: usize, out: *mut f32);
 
 /// The quants of a block as eight groups of `16 rows × 4 k`.
 #[inline(always)]
-unsafe fn unpack<S: Simd, Q: Quant>(from: *const u8) -> [S::B; 8] {
+pub unsafe fn unpack<S: Simd, Q: Quant>(from: *const u8) -> [S::B; 8] {
     let line = |i: usize| S::load_bytes(from.add(i * 64));
     let zero = S::splat_byte(0);
     let mut groups = [zero; 8];
@@ -97,13 +112,13 @@ unsafe fn unpack<S: Simd, Q: Quant>(from: *const u8) -> [S::B; 8] {
 }
 
 /// The scales of one 32-block: for each half (16 k) a scale and a min; both halves are equal in 32-wide formats.
-struct BlockScales<F> {
-    scale: [F; 2],
-    min: [F; 2],
+pub struct BlockScales<F> {
+    pub scale: [F; 2],
+    pub min: [F; 2],
 }
 
 #[inline(always)]
-unsafe fn block_scales<S: Simd, Q: Quant>(header: *const u8, block: usize) -> BlockScales<S::F> {
+pub unsafe fn block_scales<S: Simd, Q: Quant>(header: *const u8, block: usize) -> BlockScales<S::F> {
     let zero = S::splat(0.0);
     let sub = header.add(Q::SCALES.header_bytes() + block * Q::SCALES.sub_bytes());
     let d = S::load_f16(header.cast());
@@ -189,36 +204,81 @@ unsafe fn dot_both<S: Simd, Q: Quant>(sum: S::I, low: [S::B; 4], high: [S::B; 4]
     dot_one::<S, Q>(dot_one::<S, Q>(sum, low, quants), high, quants.add(16))
 }
 
-/// `T` tokens that lie side by side, `blocks` being the first one's first block.
+/// How far ahead of the use quants are asked for: the processor's own prefetching stops at every page.
+const AHEAD: usize = 2048;
+
 #[inline(always)]
-unsafe fn quant_tile<S: Simd, Q: Quant, const T: usize>(
+unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, scales: *const u8) {
+    for line in 0..Q::PLANES.bytes() / 64 {
+        S::prefetch(quants.wrapping_add(AHEAD + line * 64));
+    }
+    S::prefetch(scales.wrapping_add(AHEAD / 4));
+}
+
+/// `R` panels times `T` tokens that lie side by side, `blocks` being the first one's first block.
+#[inline(always)]
+unsafe fn quant_tile<S: Simd, Q: Quant, const R: usize, const T: usize>(
     args: &PanelArgs,
     blocks: *const ActivationBlock,
     out: *mut f32,
 ) {
-    let mut totals = [S::splat(0.0); T];
+    let mut totals = [[S::splat(0.0); T]; R];
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     let blocks_per_header = Q::SCALES.blocks_per_header();
     for _ in 0..args.cols / BLOCK / blocks_per_header {
         for i in 0..blocks_per_header {
-            let groups = unpack::<S, Q>(quants);
-            let block_scales = block_scales::<S, Q>(scales, i);
-            for t in 0..T {
-                totals[t] = add_block::<S, Q>(totals[t], &groups, &block_scales, blocks.add(t));
+            for r in 0..R {
+                let (quants, scales) =
+                    (quants.add(r * args.quants_stride), scales.add(r * args.scales_stride));
+                prefetch::<S, Q>(quants, scales.wrapping_add(i * 64));
+                let groups = unpack::<S, Q>(quants);
+                let block_scales = block_scales::<S, Q>(scales, i);
+                for t in 0..T {
+                    totals[r][t] = add_block::<S, Q>(totals[r][t], &groups, &block_scales, blocks.add(t));
+                }
             }
             quants = quants.add(Q::PLANES.bytes());
             blocks = blocks.add(args.lanes);
         }
         scales = scales.add(Q::SCALES.group_bytes());
     }
-    for t in 0..T {
-        S::store(out.add(t * PANEL_ROWS), totals[t]);
+    for r in 0..R {
+        for t in 0..T {
+            S::store(out.add(r * args.out_stride + t * PANEL_ROWS), totals[r][t]);
+        }
     }
 }
 
-/// [`PanelKernel`] of a quantised format.
+/// [`PanelKernel`] of a quantised format; `multiply` is the kernel of its class for many tokens.
 #[inline(always)]
-pub unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+pub unsafe fn quant_panels<S: Simd, Q: Quant>(
+    args: &PanelArgs,
+    first: usize,
+    count: usize,
+    out: *mut f32,
+    multiply: TileKernel,
+) {
+    if count >= TILED_TOKENS {
+        return tile::quant_panels::<S, Q>(args, first, count, out, multiply);
+    }
+    // One token with three panels: three streams keep memory busier than one.
+    if count == 1 && args.num_panels == 3 {
+        let blocks = args.blocks.add(first / LANES * args.lanes * (args.cols / BLOCK));
+        return quant_tile::<S, Q, 3, 1>(args, blocks, out);
+    }
+    for panel in 0..args.num_panels {
+        let args = PanelArgs {
+            quants: args.quants.add(panel * args.quants_stride),
+            scales: args.scales.add(panel * args.scales_stride),
+            ..*args
+        };
+        quant_panel::<S, Q>(&args, first, count, out.add(panel * args.out_stride));
+    }
+}
+
+/// One panel with few tokens.
+#[inline(always)]
+unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
     let tile_blocks = args.lanes * (args.cols / BLOCK);
     let mut done = 0;
     while done < count {
@@ -227,124 +287,15 @@ pub unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, cou
         let blocks = args.blocks.add(tile * tile_blocks + lane);
         let left = (count - done).min(LANES - lane);
         let out = out.add(done * PANEL_ROWS);
-        done += if left >= 8 && S::TILE >= 8 {
-            quant_tile::<S, Q, 8>(args, blocks, out);
-            8
-        } else if left >= 4 {
-            quant_tile::<S, Q, 4>(args, blocks, out);
+        done += if left >= 4 {
+            quant_tile::<S, Q, 1, 4>(args, blocks, out);
             4
         } else if left >= 2 {
-            quant_tile::<S, Q, 2>(args, blocks, out);
+            quant_tile::<S, Q, 1, 2>(args, blocks, out);
             2
         } else {
-            quant_tile::<S, Q, 1>(args, blocks, out);
+            quant_tile::<S, Q, 1, 1>(args, blocks, out);
             1
         };
     }
-}
-
-/// A float format in memory.
-pub trait Element: 'static {
-    const BYTES: usize;
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F;
-}
-
-#[derive(Debug)]
-pub struct ElementF32;
-#[derive(Debug)]
-pub struct ElementF16;
-#[derive(Debug)]
-pub struct ElementBf16;
-
-impl Element for ElementF32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        S::load(from.cast())
-    }
-}
-impl Element for ElementF16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        S::load_f16(from.cast())
-    }
-}
-impl Element for ElementBf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
-        S::load_bf16(from.cast())
-    }
-}
-
-/// `out[t] = panel · rows[t]` for `T` rows of f32; the panel is `[cols, 16]`.
-#[inline(always)]
-unsafe fn float_tile<S: Simd, E: Element, const T: usize>(
-    panel: *const u8,
-    cols: usize,
-    rows: *const f32,
-    stride: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    let mut even = [S::splat(0.0); T];
-    let mut odd = [S::splat(0.0); T];
-    let step = E::BYTES * PANEL_ROWS;
-    for k in 0..cols / 2 {
-        let first = E::load::<S>(panel.add(2 * k * step));
-        let second = E::load::<S>(panel.add((2 * k + 1) * step));
-        for t in 0..T {
-            let row = rows.add(t * stride + 2 * k);
-            even[t] = S::fma(first, S::splat(*row), even[t]);
-            odd[t] = S::fma(second, S::splat(*row.add(1)), odd[t]);
-        }
-    }
-    if cols % 2 == 1 {
-        let last = E::load::<S>(panel.add((cols - 1) * step));
-        for t in 0..T {
-            even[t] = S::fma(last, S::splat(*rows.add(t * stride + cols - 1)), even[t]);
-        }
-    }
-    for t in 0..T {
-        S::store(out.add(t * out_stride), S::add(even[t], odd[t]));
-    }
-}
-
-/// `out[i] = panel · rows[i]` for `count` rows of f32.
-#[inline(always)]
-pub unsafe fn float_rows<S: Simd, E: Element>(
-    panel: *const u8,
-    cols: usize,
-    rows: *const f32,
-    stride: usize,
-    count: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    let mut done = 0;
-    while done < count {
-        let (rows, out) = (rows.add(done * stride), out.add(done * out_stride));
-        let left = count - done;
-        done += if left >= 8 && S::TILE >= 8 {
-            float_tile::<S, E, 8>(panel, cols, rows, stride, out, out_stride);
-            8
-        } else if left >= 4 {
-            float_tile::<S, E, 4>(panel, cols, rows, stride, out, out_stride);
-            4
-        } else if left >= 2 {
-            float_tile::<S, E, 2>(panel, cols, rows, stride, out, out_stride);
-            2
-        } else {
-            float_tile::<S, E, 1>(panel, cols, rows, stride, out, out_stride);
-            1
-        };
-    }
-}
-
-/// [`PanelKernel`] of a float format.
-#[inline(always)]
-pub unsafe fn float_panel<S: Simd, E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
-    let rows = args.floats.add(first * args.stride);
-    float_rows::<S, E>(args.quants, args.cols, rows, args.stride, count, out, PANEL_ROWS);
 }

@@ -8,11 +8,13 @@ pub mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod floats;
 pub mod gemm;
 mod math;
 mod portable;
 pub mod rows;
 mod simd;
 mod table;
+mod tile;
 
 pub use table::Kernels;

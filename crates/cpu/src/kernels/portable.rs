@@ -51,6 +51,8 @@ impl Simd for Portable {
     type I = [i32; 16];
     type B = [u8; 64];
     const TILE: usize = 4;
+    const QUANT_TILE: (usize, usize) = (1, 4);
+    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self::F {
@@ -71,6 +73,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self::F {
         map(from.cast::<[u16; 16]>().read_unaligned(), |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, x: Self::F) {
+        to.cast::<[u16; 16]>().write_unaligned(map(x, |x| half::f16::from_f32(x).to_bits()));
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self::F {
@@ -155,17 +161,24 @@ impl Simd for Portable {
         map(a, |a| a << bits)
     }
     #[inline(always)]
-    unsafe fn sum_int(a: Self::I) -> i32 {
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
+        to.cast::<[i8; 16]>().write_unaligned(map(a, |a| a as i8));
         fold(a, i32::wrapping_add)
     }
     #[inline(always)]
-    unsafe fn store_i8(to: *mut i8, a: Self::I) {
-        to.cast::<[i8; 16]>().write_unaligned(map(a, |a| a as i8));
+    unsafe fn round_to_f16(x: f32) -> f32 {
+        half::f16::from_f32(x).to_f32()
     }
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         from.cast::<[u8; 64]>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, x: Self::B) {
+        to.cast::<[u8; 64]>().write_unaligned(x);
     }
     #[inline(always)]
     unsafe fn splat_byte(x: u8) -> Self::B {

@@ -7,7 +7,6 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use baton_backend::{Activation, RopeStyle};
-use half::f16;
 
 use super::math::{activate, softcap};
 use super::simd::Simd;
@@ -99,15 +98,13 @@ pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut Acti
         let x = x.add(i * BLOCK);
         let (low, high) = (S::load(x), S::load(x.add(16)));
         let largest = S::maximum(S::max(S::abs(low), S::abs(high)));
-        let d = f16::from_f32(largest / 127.0).to_f32();
+        let d = S::round_to_f16(largest / 127.0);
         let inverse = S::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
         let (low, high) = (S::to_int(S::mul(low, inverse)), S::to_int(S::mul(high, inverse)));
-        let sums = [S::sum_int(low), S::sum_int(high)];
-        let sum = sums[0].wrapping_add(sums[1]);
         let block = blocks.add(i * lanes);
         let quants = (&raw mut (*block).quants).cast::<i8>();
-        S::store_i8(quants, low);
-        S::store_i8(quants.add(16), high);
+        let sums = [S::store_i8(quants, low), S::store_i8(quants.add(16), high)];
+        let sum = sums[0].wrapping_add(sums[1]);
         (*block).d = d;
         (*block).negative_sum = sum.wrapping_neg();
         (*block).negative_sums = sums.map(i32::wrapping_neg);
@@ -205,5 +202,27 @@ pub unsafe fn scale_row<S: Simd>(x: *const f32, len: usize, factor: f32, out: *m
     for i in (0..len).step_by(16) {
         let value = S::mul(load_some::<S>(x.add(i), len - i), S::splat(factor));
         store_some::<S>(out.add(i), value, len - i);
+    }
+}
+
+/// Writes one head's key and value as f16: the key's values `stride` apart, the value's side by side.
+#[inline(always)]
+pub unsafe fn write_f16<S: Simd>(
+    key: *const f32,
+    value: *const f32,
+    len: usize,
+    keys: *mut u16,
+    stride: usize,
+    values: *mut u16,
+) {
+    let mut halves = [0u16; 16];
+    for i in (0..len).step_by(16) {
+        let left = (len - i).min(16);
+        S::store_f16(halves.as_mut_ptr(), load_some::<S>(key.add(i), left));
+        for (j, &half) in halves[..left].iter().enumerate() {
+            *keys.add((i + j) * stride) = half;
+        }
+        S::store_f16(halves.as_mut_ptr(), load_some::<S>(value.add(i), left));
+        std::ptr::copy_nonoverlapping(halves.as_ptr(), values.add(i), left);
     }
 }

@@ -13,14 +13,20 @@ pub trait Simd: Copy + 'static {
     type F: Copy;
     type I: Copy;
     type B: Copy;
-    /// How many tokens a kernel holds in registers at once.
+    /// How many rows of activations a kernel that works on one panel holds in registers at once.
     const TILE: usize;
+    /// Panels and tokens that the blocked product of quantised weights holds in registers.
+    const QUANT_TILE: (usize, usize);
+    /// There are 32 registers, each of a whole vector, so that a tile of 24 sums fits.
+    const WIDE: bool;
 
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
     unsafe fn store(to: *mut f32, x: Self::F);
     unsafe fn load_f16(from: *const u16) -> Self::F;
     unsafe fn load_bf16(from: *const u16) -> Self::F;
+    /// Rounds to the nearest f16, ties to even.
+    unsafe fn store_f16(to: *mut u16, x: Self::F);
     /// Sixteen u8 as floats.
     unsafe fn load_u8(from: *const u8) -> Self::F;
     /// Sixteen i8 as floats.
@@ -49,11 +55,15 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2_int(a: Self::I) -> Self::F;
     unsafe fn splat_int(x: i32) -> Self::I;
     unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I;
-    unsafe fn sum_int(a: Self::I) -> i32;
-    /// Stores lanes that fit in i8.
-    unsafe fn store_i8(to: *mut i8, a: Self::I);
+    /// Stores lanes that fit in i8 and returns their sum.
+    unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32;
+    /// The nearest f16.
+    unsafe fn round_to_f16(x: f32) -> f32;
+    /// Asks for the cache line at `from`, which may be any address.
+    unsafe fn prefetch(from: *const u8);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
+    unsafe fn store_bytes(to: *mut u8, x: Self::B);
     unsafe fn splat_byte(x: u8) -> Self::B;
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
@@ -66,4 +76,30 @@ pub trait Simd: Copy + 'static {
     /// Adds to each lane the dot product of its 4 × 4 unsigned weights (below `2^BITS`) with 16 signed activations,
     /// exactly.
     unsafe fn dot<const BITS: u32>(sum: Self::I, weights: [Self::B; 4], activations: *const i8) -> Self::I;
+
+    /// The same for `R` panels, `panel_stride` bytes apart, and `T` tokens, `token_stride` bytes apart.
+    #[inline(always)]
+    unsafe fn dot_tile<const BITS: u32, const R: usize, const T: usize>(
+        sums: &mut [[Self::I; R]; T],
+        weights: *const u8,
+        panel_stride: usize,
+        activations: *const i8,
+        token_stride: usize,
+    ) {
+        for r in 0..R {
+            // SAFETY: the caller's promise, which covers four lines of each panel and 16 activations of each token.
+            unsafe {
+                let weights = weights.add(r * panel_stride);
+                let lines = [
+                    Self::load_bytes(weights),
+                    Self::load_bytes(weights.add(64)),
+                    Self::load_bytes(weights.add(128)),
+                    Self::load_bytes(weights.add(192)),
+                ];
+                for t in 0..T {
+                    sums[t][r] = Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride));
+                }
+            }
+        }
+    }
 }

@@ -31,6 +31,8 @@ pub struct Kernels {
     pub finish_gated: unsafe fn(&Epilogue, *const f32, Activation, *const f32, *const f32, usize),
     /// `(x, cos, sin, half, style)`.
     pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
+    /// `(key, value, len, keys, stride, values)`.
+    pub write_f16: unsafe fn(*const f32, *const f32, usize, *mut u16, usize, *mut u16),
 }
 
 impl Kernels {
@@ -61,24 +63,47 @@ macro_rules! table {
         mod $module {
             #![allow(unsafe_op_in_unsafe_fn)]
             use super::*;
-            use super::super::attention;
-            use super::super::gemm::{
-                self, Element, ElementBf16, ElementF16, ElementF32, PanelArgs,
-            };
+            use super::super::attention::{self, OpenedKernels};
+            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, FloatArgs};
+            use super::super::gemm::{self, PanelArgs};
+            use super::super::tile::{self, Class, TileArgs, TileKernel};
             use super::super::rows;
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn quant_panel<Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
-                gemm::quant_panel::<$simd, Q>(args, first, count, out);
+            unsafe fn quant_panels<Q: Quant>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                gemm::quant_panels::<$simd, Q>(args, first, count, out, tile_kernel(Class::of::<Q>()));
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn float_panel<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
-                gemm::float_panel::<$simd, E>(args, first, count, out);
+            unsafe fn multiply_tile<const HALVES: usize, const MINS: bool, const BITS: u32>(args: &TileArgs) {
+                tile::multiply::<$simd, HALVES, MINS, BITS>(args);
+            }
+            fn tile_kernel(class: Class) -> TileKernel {
+                match class {
+                    Class::WithMin => multiply_tile::<1, true, 5>,
+                    Class::Plain5 => multiply_tile::<1, false, 5>,
+                    Class::Plain8 => multiply_tile::<1, false, 8>,
+                    Class::HalvesWithMin => multiply_tile::<2, true, 5>,
+                    Class::Halves5 => multiply_tile::<2, false, 5>,
+                    Class::Halves7 => multiply_tile::<2, false, 7>,
+                }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn multiply_chunk(args: &FloatArgs) {
+                floats::multiply_chunk::<$simd>(args);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn add_opened(args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize) {
+                attention::add_opened::<$simd>(args, rows, tile, first, last);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn float_panels<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+                floats::float_panels::<$simd, E>(args, first, count, out, multiply_chunk);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn attend<E: Element>(args: &AttentionArgs) {
-                attention::attend::<$simd, E>(args);
+                let opened = OpenedKernels { multiply: multiply_chunk, add_values: add_opened };
+                attention::attend::<$simd, E>(args, &opened);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn merge(args: &MergeArgs) {
@@ -118,23 +143,35 @@ macro_rules! table {
                 rows::rotate_head::<$simd>(x, cos, sin, half, style);
             }
 
+            $(#[target_feature(enable = $features)])?
+            unsafe fn write_f16(
+                key: *const f32,
+                value: *const f32,
+                len: usize,
+                keys: *mut u16,
+                stride: usize,
+                values: *mut u16,
+            ) {
+                rows::write_f16::<$simd>(key, value, len, keys, stride, values);
+            }
+
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
                 panels: [
-                    float_panel::<ElementF32>,
-                    float_panel::<ElementF16>,
-                    float_panel::<ElementBf16>,
-                    quant_panel::<formats::Q4_0>,
-                    quant_panel::<formats::Q4_1>,
-                    quant_panel::<formats::Q5_0>,
-                    quant_panel::<formats::Q5_1>,
-                    quant_panel::<formats::Q8_0>,
-                    quant_panel::<formats::Q2K>,
-                    quant_panel::<formats::Q3K>,
-                    quant_panel::<formats::Q4K>,
-                    quant_panel::<formats::Q5K>,
-                    quant_panel::<formats::Q6K>,
-                    quant_panel::<formats::Iq4Nl>,
+                    float_panels::<ElementF32>,
+                    float_panels::<ElementF16>,
+                    float_panels::<ElementBf16>,
+                    quant_panels::<formats::Q4_0>,
+                    quant_panels::<formats::Q4_1>,
+                    quant_panels::<formats::Q5_0>,
+                    quant_panels::<formats::Q5_1>,
+                    quant_panels::<formats::Q8_0>,
+                    quant_panels::<formats::Q2K>,
+                    quant_panels::<formats::Q3K>,
+                    quant_panels::<formats::Q4K>,
+                    quant_panels::<formats::Q5K>,
+                    quant_panels::<formats::Q6K>,
+                    quant_panels::<formats::Iq4Nl>,
                 ],
                 // In the order of `KvDtype`.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
@@ -144,6 +181,7 @@ macro_rules! table {
                 finish_panel,
                 finish_gated,
                 rotate_head,
+                write_f16,
             };
         }
     };

@@ -36,31 +36,35 @@ impl Step<'_> {
             product.prepare(worker, |_| {});
             let (output, bias) = *shared.get();
             let (mut gate, mut up) = (Tile::new(), Tile::new());
-            while let Some(unit) = product.take() {
-                for pair in unit.panels.start..unit.panels.end.min(num_pairs) {
-                    let panel = &matrix.panels[pair];
-                    product.multiply(panel, &unit, &mut gate);
-                    product.multiply(&matrix.panels[num_pairs + pair], &unit, &mut up);
-                    let row = panel.row as usize;
-                    // SAFETY: shapes were checked above; the weight's panels pair (see `PackedMatrix::panels`).
-                    unsafe {
-                        let bias_at = |row: usize| if bias.is_null() { bias } else { bias.add(row) };
-                        let epilogue = Epilogue {
-                            bias: bias_at(row),
-                            out: output.row(unit.first_token).add(row),
-                            stride: output.cols,
-                            num_rows: panel.num_rows as usize,
-                            accumulate: false,
-                            softcap: None,
-                        };
-                        (product.kernels.finish_gated)(
-                            &epilogue,
-                            bias_at(half + row),
-                            activation,
-                            gate.start(),
-                            up.start(),
-                            unit.num_tokens,
-                        );
+            while let Some(mut unit) = product.take() {
+                while let Some(group) = product.group(&unit.panels) {
+                    unit.panels.start = group.end;
+                    let panels = &matrix.panels[group.clone()];
+                    product.multiply(worker, panels, &unit, &mut gate);
+                    let others = num_pairs + group.start..num_pairs + group.end;
+                    product.multiply(worker, &matrix.panels[others], &unit, &mut up);
+                    for (i, panel) in panels.iter().enumerate() {
+                        let row = panel.row as usize;
+                        // SAFETY: shapes were checked above; the weight's panels pair (see `PackedMatrix::panels`).
+                        unsafe {
+                            let bias_at = |row: usize| if bias.is_null() { bias } else { bias.add(row) };
+                            let epilogue = Epilogue {
+                                bias: bias_at(row),
+                                out: output.row(unit.first_token).add(row),
+                                stride: output.cols,
+                                num_rows: panel.num_rows as usize,
+                                accumulate: false,
+                                softcap: None,
+                            };
+                            (product.kernels.finish_gated)(
+                                &epilogue,
+                                bias_at(half + row),
+                                activation,
+                                gate.panel(i),
+                                up.panel(i),
+                                unit.num_tokens,
+                            );
+                        }
                     }
                 }
             }

@@ -25,29 +25,28 @@ pub struct Target {
 pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: &Target) {
     product.prepare(worker, |_| {});
     let mut tile = Tile::new();
-    while let Some(unit) = product.take() {
-        for panel in product.matrix.panels.get(clip(&unit.panels, product)).into_iter().flatten() {
-            product.multiply(panel, &unit, &mut tile);
-            let row = panel.row as usize;
-            // SAFETY: each (panel, tokens) is written by the one worker that took the unit, within the target's shape.
-            unsafe {
-                let epilogue = Epilogue {
-                    bias: if target.bias.is_null() { target.bias } else { target.bias.add(row) },
-                    out: target.output.row(unit.first_token).add(row),
-                    stride: target.output.cols,
-                    num_rows: panel.num_rows as usize,
-                    accumulate: target.accumulate,
-                    softcap: target.softcap,
-                };
-                (product.kernels.finish_panel)(&epilogue, tile.start(), unit.num_tokens);
+    while let Some(mut unit) = product.take() {
+        while let Some(group) = product.group(&unit.panels) {
+            unit.panels.start = group.end;
+            let panels = &product.matrix.panels[group];
+            product.multiply(worker, panels, &unit, &mut tile);
+            for (i, panel) in panels.iter().enumerate() {
+                let row = panel.row as usize;
+                // SAFETY: each (panel, tokens) is written by the one worker that took the unit, within the target.
+                unsafe {
+                    let epilogue = Epilogue {
+                        bias: if target.bias.is_null() { target.bias } else { target.bias.add(row) },
+                        out: target.output.row(unit.first_token).add(row),
+                        stride: target.output.cols,
+                        num_rows: panel.num_rows as usize,
+                        accumulate: target.accumulate,
+                        softcap: target.softcap,
+                    };
+                    (product.kernels.finish_panel)(&epilogue, tile.panel(i), unit.num_tokens);
+                }
             }
         }
     }
-}
-
-/// The last unit may reach past the panels.
-fn clip(panels: &std::ops::Range<usize>, product: &Product<'_>) -> std::ops::Range<usize> {
-    panels.start..panels.end.min(product.matrix.panels.len())
 }
 
 impl Step<'_> {

@@ -1,6 +1,7 @@
 //! What all products share: the input rows made ready for a weight, and the walk over panels and tokens.
 //!
-//! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A unit of phase
+//! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A single row is
+//! made ready by every worker for itself: that takes no longer than waiting for another to do it. A unit of phase
 //! two is some panels times some tokens; panels come first in the numbering, so that a worker goes through many panels
 //! with the same tokens in its cache.
 
@@ -11,7 +12,7 @@ use baton_backend::{BackendError, BufferId, Norm, WeightFormat};
 use super::{Step, require};
 use crate::buffers::Matrix;
 use crate::kernels::Kernels;
-use crate::kernels::gemm::PanelArgs;
+use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::kernels::rows::NormArgs;
 use crate::pool::{Units, Worker};
 use crate::quantize::{self, ActivationBlock, LANES};
@@ -21,20 +22,26 @@ use crate::weights::{PackedMatrix, Panel};
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 128;
 /// Activations of a unit's tokens should stay in the second-level cache.
-const CHUNK_BYTES: usize = 512 << 10;
+const CHUNK_BYTES: usize = 640 << 10;
 /// Units for each thread, so that a slow one does not hold up the rest.
 const UNITS_PER_THREAD: usize = 8;
 
-/// The product of one panel with a chunk of tokens, `[tokens, 16]`, with room to read a vector from any lane on.
-pub struct Tile([MaybeUninit<f32>; (MAX_CHUNK + 1) * PANEL_ROWS]);
+/// Floats of one panel in a [`Tile`]: a chunk of tokens, and room to read a vector from any lane on.
+const TILE_STRIDE: usize = (MAX_CHUNK + 1) * PANEL_ROWS;
+
+/// The product of some panels with a chunk of tokens, `[panels][tokens, 16]`.
+#[repr(align(64))]
+pub struct Tile([MaybeUninit<f32>; MAX_PANELS * TILE_STRIDE]);
 
 impl Tile {
+    #[allow(clippy::large_stack_arrays)] // A step allocates nothing.
     pub fn new() -> Self {
-        Self([MaybeUninit::uninit(); (MAX_CHUNK + 1) * PANEL_ROWS])
+        Self([MaybeUninit::uninit(); MAX_PANELS * TILE_STRIDE])
     }
 
-    pub fn start(&mut self) -> *mut f32 {
-        self.0.as_mut_ptr().cast()
+    /// The results of the `index`-th panel.
+    pub fn panel(&mut self, index: usize) -> *mut f32 {
+        self.0[index * TILE_STRIDE..].as_mut_ptr().cast()
     }
 }
 
@@ -56,7 +63,11 @@ pub struct Product<'a> {
     copies_floats: bool,
     /// One row a worker.
     rows: Matrix,
+    /// Each worker has made the only row ready in `rows` and its own blocks.
+    is_private: bool,
+    private_blocks: *mut ActivationBlock,
     chunk: usize,
+    num_panels: usize,
     panels_per_unit: usize,
     num_panel_units: usize,
     row_units: Units,
@@ -113,11 +124,17 @@ impl<'a> Product<'a> {
             source
         };
         let num_threads = step.backend.pool.num_threads();
-        let bytes_per_token = 4 * cols;
+        let is_private = num_tokens == 1 && num_threads > 1 && !input.in_place;
+        let float_bytes = if matrix.has_floats { 4 * cols } else { 0 };
+        let bytes_per_token = float_bytes.max(cols / BLOCK * size_of::<ActivationBlock>());
         let chunk = (CHUNK_BYTES / bytes_per_token.max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES;
         let num_chunks = num_tokens.div_ceil(chunk);
-        let panels_per_unit =
+        let mut panels_per_unit =
             (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
+        // Whole groups, unless that leaves threads without work.
+        if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
+            panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
+        }
         let num_panel_units = num_panels.div_ceil(panels_per_unit);
         Ok(Self {
             kernels: step.backend.kernels,
@@ -132,7 +149,10 @@ impl<'a> Product<'a> {
             floats,
             copies_floats,
             rows: scratch.rows.matrix(),
+            is_private,
+            private_blocks: scratch.private_blocks(),
             chunk,
+            num_panels,
             panels_per_unit,
             num_panel_units,
             row_units: Units::new(num_tokens),
@@ -142,6 +162,13 @@ impl<'a> Product<'a> {
 
     /// Phase one: makes all rows ready. `also` is run for each row by the same worker.
     pub fn prepare(&self, worker: &Worker<'_>, also: impl Fn(usize)) {
+        if self.is_private {
+            self.prepare_row(worker.index, 0);
+            if worker.index == 0 {
+                also(0);
+            }
+            return;
+        }
         while let Some(row) = self.row_units.take() {
             self.prepare_row(worker.index, row);
             also(row);
@@ -155,17 +182,28 @@ impl<'a> Product<'a> {
         // this worker's of `rows`, which nobody else writes.
         unsafe {
             if let Some(norm) = &self.norm {
-                let target = if self.copies_floats { self.floats.row(row) } else { self.rows.row(worker) };
+                let shared = self.copies_floats && !self.is_private;
+                let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
                 (self.kernels.norm_row)(source, self.cols, norm, target, false);
                 source = target;
             } else if self.copies_floats {
-                std::ptr::copy_nonoverlapping(source, self.floats.row(row), self.cols);
+                let target = if self.is_private { self.rows.row(worker) } else { self.floats.row(row) };
+                std::ptr::copy_nonoverlapping(source, target, self.cols);
             }
             if self.matrix.has_quants {
                 let first = quantize::first_block(row, self.lanes, self.cols / BLOCK);
-                (self.kernels.quantize_row)(source, self.cols, self.blocks.add(first), self.lanes);
+                (self.kernels.quantize_row)(source, self.cols, self.blocks(worker).add(first), self.lanes);
             }
         }
+    }
+
+    /// The blocks that `worker` reads.
+    fn blocks(&self, worker: usize) -> *mut ActivationBlock {
+        if !self.is_private {
+            return self.blocks;
+        }
+        // SAFETY: there is a row of blocks of the widest weight for each worker.
+        unsafe { self.private_blocks.add(worker * (self.rows.cols / BLOCK)) }
     }
 
     /// The next piece of phase two.
@@ -175,27 +213,43 @@ impl<'a> Product<'a> {
         let first_panel = group * self.panels_per_unit;
         let first_token = chunk * self.chunk;
         Some(ProductUnit {
-            panels: first_panel..first_panel + self.panels_per_unit,
+            panels: first_panel..(first_panel + self.panels_per_unit).min(self.num_panels),
             first_token,
             num_tokens: self.chunk.min(self.num_tokens - first_token),
         })
     }
 
-    /// Multiplies one panel with a unit's tokens.
-    pub fn multiply(&self, panel: &Panel, unit: &ProductUnit, tile: &mut Tile) {
+    /// The next panels of a unit that can be multiplied together: a few neighbours of one part.
+    pub fn group(&self, range: &std::ops::Range<usize>) -> Option<std::ops::Range<usize>> {
+        let part = self.matrix.panels[..range.end].get(range.start)?.part;
+        let same = self.matrix.panels[range.clone()].iter().take_while(|panel| panel.part == part);
+        Some(range.start..range.start + same.take(MAX_PANELS).count())
+    }
+
+    /// Multiplies a group of panels with a unit's tokens.
+    pub fn multiply(&self, worker: &Worker<'_>, panels: &[Panel], unit: &ProductUnit, tile: &mut Tile) {
+        let Some(panel) = panels.first() else { return };
         let part = &self.matrix.parts[panel.part as usize];
         let format: WeightFormat = part.format;
         let args = PanelArgs {
             quants: part.panel_quants(panel.index as usize),
             scales: part.panel_scales(panel.index as usize),
+            quants_stride: part.quants_per_panel,
+            scales_stride: part.scales_per_panel,
+            num_panels: panels.len(),
             cols: self.cols,
-            blocks: self.blocks,
+            blocks: self.blocks(worker.index),
             lanes: self.lanes,
-            floats: self.floats.row(0),
+            floats: if self.is_private && self.copies_floats {
+                self.rows.row(worker.index)
+            } else {
+                self.floats.row(0)
+            },
             stride: self.floats.cols,
+            out_stride: TILE_STRIDE,
         };
-        // SAFETY: the panel has `cols` columns, all rows are ready (the barrier), the tile has room for a chunk, and
-        // the kernels are those of this processor.
-        unsafe { self.kernels.panel(format)(&args, unit.first_token, unit.num_tokens, tile.start()) };
+        // SAFETY: the panels follow each other in their part and have `cols` columns, all rows are ready (the barrier),
+        // the tile has room for a chunk of a whole group, and the kernels are those of this processor.
+        unsafe { self.kernels.panel(format)(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
     }
 }

@@ -108,7 +108,7 @@ impl QkvArgs<'_> {
                 let value = key.add(self.layer.num_kv_heads * head_dim);
                 self.turn(token, key, self.k_norm.as_ref());
                 let slot = self.slots[token] as usize;
-                self.layer.write(self.dtype, self.block_size, slot, head, key, value);
+                self.layer.write(&self.kernels, self.dtype, self.block_size, slot, head, (key, value));
             }
         }
     }
@@ -145,10 +145,14 @@ impl Step<'_> {
                 }
             });
             let mut tile = Tile::new();
-            while let Some(unit) = product.take() {
-                for panel in &matrix.panels[unit.panels.start..unit.panels.end.min(matrix.panels.len())] {
-                    product.multiply(panel, &unit, &mut tile);
-                    args.store_panel(panel, &unit, tile.start());
+            while let Some(mut unit) = product.take() {
+                while let Some(group) = product.group(&unit.panels) {
+                    unit.panels.start = group.end;
+                    let panels = &matrix.panels[group];
+                    product.multiply(worker, panels, &unit, &mut tile);
+                    for (i, panel) in panels.iter().enumerate() {
+                        args.store_panel(panel, &unit, tile.panel(i));
+                    }
                 }
             }
             worker.barrier();

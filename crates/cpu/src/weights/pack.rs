@@ -16,8 +16,9 @@ pub struct PackedPart {
     pub rows: usize,
     quants: AlignedBytes,
     scales: AlignedBytes,
-    quants_per_panel: usize,
-    scales_per_panel: usize,
+    /// Bytes.
+    pub quants_per_panel: usize,
+    pub scales_per_panel: usize,
 }
 
 impl PackedPart {
