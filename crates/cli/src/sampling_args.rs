@@ -104,6 +104,8 @@ impl SamplingArgs {
             n: self.n.unwrap_or(defaults.n),
             best_of: self.best_of,
             beam,
+            structured_outputs: None,
+            pooling: false,
         }
     }
 }
