@@ -103,7 +103,9 @@ mod tests {
             text("c"),
         ];
         let (mut blocks, mut changes) = (Blocks::default(), Vec::new());
-        events.into_iter().for_each(|event| blocks.push(event, &mut changes));
+        for event in events {
+            blocks.push(event, &mut changes);
+        }
         blocks.close(&mut changes);
         blocks.close(&mut changes);
         let short: Vec<String> = changes

@@ -102,11 +102,10 @@ const END_CHARACTERS: usize = 64;
 pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, ApiError> {
     let tokenizer = tokenizer(app)?;
     let mut rendered = render(app, conversation.messages, &conversation.tools, &conversation.options)?;
-    if let Some(reasoning) = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning) {
-        if reasoning.is_open_in(&rendered) {
-            rendered.push_str(reasoning.closing());
-            rendered.push_str("\n\n");
-        }
+    let skipped = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning);
+    if let Some(reasoning) = skipped.filter(|reasoning| reasoning.is_open_in(&rendered)) {
+        rendered.push_str(reasoning.closing());
+        rendered.push_str("\n\n");
     }
     check_length(app, &rendered, "messages")?;
     let token_ids = match conversation.options.add_special_tokens {

@@ -45,7 +45,7 @@ impl Speech {
     }
 
     /// How an answer to a request with these functions is read.
-    pub fn answer_options(&self, tools: &ToolUse) -> AnswerOptions {
+    pub fn answer_options(self, tools: &ToolUse) -> AnswerOptions {
         AnswerOptions {
             reasoning: self.reasoning,
             calls: tools.call_mode(self.tool_format),

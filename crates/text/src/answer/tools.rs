@@ -317,7 +317,7 @@ impl OutputParser for ToolParser {
             State::Text | State::Open => {}
             State::Name(text) => self.pending.push_str(&text),
             State::Call(mut reader) if !reader.is_announced() => {
-                self.pending.push_str(&reader.take_pending())
+                self.pending.push_str(&reader.take_pending());
             }
             State::Call(_) => self.end(out),
             // The closing mark was cut off.
