@@ -1,15 +1,16 @@
 """Anthropic's Python SDK against a running server."""
 
 import json
+import urllib.request
 
 import anthropic
-import httpx
 from anthropic import Anthropic
 
 from common import KEY, URL, run
 
 client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
-MODEL = httpx.get(f"{URL}/v1/models", headers={"x-api-key": KEY}).json()["data"][0]["id"]
+with urllib.request.urlopen(urllib.request.Request(f"{URL}/v1/models", headers={"x-api-key": KEY})) as models:
+    MODEL = json.load(models)["data"][0]["id"]
 MESSAGES = [{"role": "user", "content": "Say hello in one short sentence."}]
 SCHEMA = {
     "type": "object",
@@ -20,8 +21,12 @@ SCHEMA = {
 TOOL = {"name": "get_weather", "description": "The weather of a city", "input_schema": SCHEMA}
 
 
+# This SDK no longer has a parameter for it; the API does.
+GREEDY = {"temperature": 0}
+
+
 def create(**more):
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0} | more
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "extra_body": GREEDY} | more
     return client.messages.create(**body)
 
 
@@ -34,7 +39,7 @@ def check_message():
 
 def check_stream():
     whole = create().content[0].text
-    with client.messages.stream(model=MODEL, messages=MESSAGES, max_tokens=24, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, messages=MESSAGES, max_tokens=24, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == whole == final.content[0].text, (text, whole)
@@ -64,7 +69,7 @@ def check_tool_forced():
         assert block.type == "tool_use" and block.name == "get_weather" and set(block.input) == {"city"}, answer
         assert answer.stop_reason == "tool_use"
         with client.messages.stream(
-            model=MODEL, messages=MESSAGES, max_tokens=96, temperature=0, tools=[TOOL], tool_choice=choice
+            model=MODEL, messages=MESSAGES, max_tokens=96, extra_body=GREEDY, tools=[TOOL], tool_choice=choice
         ) as stream:
             final = stream.get_final_message()
         assert final.content[0].type == "tool_use" and json.dumps(final.content[0].input)
@@ -85,7 +90,7 @@ def check_errors():
             return error
         raise AssertionError(f"expected {kind.__name__}")
 
-    error = expect(anthropic.BadRequestError, lambda: create(temperature=-1))
+    error = expect(anthropic.BadRequestError, lambda: create(extra_body={"temperature": -1}))
     assert error.body["error"]["type"] == "invalid_request_error", error.body
     expect(anthropic.NotFoundError, lambda: create(model="no-such-model"))
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}]}]

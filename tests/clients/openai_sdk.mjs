@@ -78,8 +78,17 @@ async function checkErrors() {
   }
 }
 
+let failed = 0;
 for (const check of [checkChat, checkStream, checkAbort, checkToolsForced, checkResponses, checkErrors]) {
   const started = performance.now();
-  await check();
-  console.log(`ok ${check.name} (${((performance.now() - started) / 1000).toFixed(1)} s)`);
+  let outcome = "ok";
+  try {
+    await check();
+  } catch (error) {
+    console.error(error);
+    outcome = "FAILED";
+    failed += 1;
+  }
+  console.log(`${outcome} ${check.name} (${((performance.now() - started) / 1000).toFixed(1)} s)`);
 }
+process.exit(failed ? 1 : 0);

@@ -93,8 +93,7 @@ impl Server {
         let mut server = Self { child, url: String::new() };
         BufReader::new(stdout).read_line(&mut line)?;
         let address = line.split_whitespace().find(|word| word.starts_with("http://"));
-        let address = address.with_context(|| format!("the server said {line:?} and no address"))?;
-        address.clone_into(&mut server.url);
+        server.url = address.with_context(|| format!("the server said {line:?} and no address"))?.into();
         Ok(server)
     }
 

@@ -207,6 +207,42 @@ fn serves_chats_streams_and_completions() {
     );
 }
 
+/// The other dialects give the same answer, and embeddings tell topics apart.
+#[test]
+fn every_dialect_gives_the_same_answer() {
+    let served = Served::start(&["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]);
+    let ask = "What is the capital of France? Answer in one word.";
+    let chat = served.post(CHAT, &question(json!({}))).json();
+    let content = &chat["choices"][0]["message"]["content"];
+    let body = json!({"model": "smollm2", "input": ask, "temperature": 0, "max_output_tokens": 24});
+    let response = served.post("/v1/responses", &body).json();
+    assert_eq!(response["status"], "completed");
+    assert_eq!(&response["output"][0]["content"][0]["text"], content);
+    let messages = json!([{"role": "user", "content": ask}]);
+    let body = json!({"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 24});
+    let message = served.post("/v1/messages", &body).json();
+    assert_eq!(message["stop_reason"], "end_turn");
+    assert_eq!(&message["content"][0]["text"], content);
+
+    // This model's template knows no functions, so that they are told in words.
+    let tool =
+        json!({"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}});
+    let told = served.post(CHAT, &question(json!({"tools": [tool]})));
+    assert_eq!(told.status, 200, "{}", told.body);
+    let more = told.json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(more > chat["usage"]["prompt_tokens"].as_u64().unwrap() + 50, "{more}");
+
+    let body = json!({"input": ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Stocks fell sharply today."]});
+    let answer = served.post("/v1/embeddings", &body).json();
+    let vector = |index: usize| -> Vec<f64> {
+        serde_json::from_value(answer["data"][index]["embedding"].clone()).expect("numbers")
+    };
+    let dot = |a: usize, b: usize| vector(a).iter().zip(vector(b)).map(|(x, y)| x * y).sum::<f64>();
+    assert_eq!(vector(0).len(), 576);
+    assert!((dot(0, 0) - 1.0).abs() < 1e-4);
+    assert!(dot(0, 1) > dot(0, 2), "{} and {}", dot(0, 1), dot(0, 2));
+}
+
 #[test]
 fn a_gone_client_frees_its_blocks() {
     let served = Served::start(&[]);

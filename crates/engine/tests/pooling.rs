@@ -1,4 +1,4 @@
-//! The hidden state of a prompt: the same however the prompt is cut, batched or found in the cache, and that of the head.
+//! The hidden state of a prompt: the same however the prompt is cut, batched or found in the cache, and that of PyTorch.
 
 use std::path::Path;
 
@@ -8,7 +8,11 @@ use baton_engine::{Engine, EngineConfig};
 use baton_model::{LoadFormat, ModelFiles};
 
 fn engine(max_num_batched_tokens: usize, enable_prefix_caching: bool) -> Engine {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden/llama");
+    engine_of("llama", max_num_batched_tokens, enable_prefix_caching)
+}
+
+fn engine_of(name: &str, max_num_batched_tokens: usize, enable_prefix_caching: bool) -> Engine {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden").join(name);
     let files = ModelFiles::open(&folder, LoadFormat::Auto).expect("the golden model");
     let config = EngineConfig {
         max_num_seqs: 4,
@@ -56,6 +60,17 @@ fn the_way_of_the_work_does_not_matter() {
             }
         }
         engine.check_invariants();
+    }
+}
+
+#[test]
+fn it_is_that_of_pytorch() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("data/hidden.json")).expect("JSON");
+    let prompt: Vec<u32> = serde_json::from_value(golden["prompt"].clone()).expect("token ids");
+    for (name, expect) in golden["hidden"].as_object().expect("models") {
+        let expect: Vec<f32> = serde_json::from_value(expect.clone()).expect("numbers");
+        let outputs = engine_of(name, 64, true).generate(vec![prompt.clone()], &params(true)).expect("runs");
+        close(&outputs[0].pooled, &expect);
     }
 }
 

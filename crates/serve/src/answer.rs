@@ -28,7 +28,7 @@ impl Head {
     }
 
     /// The `usage` of a chunk: absent unless asked for, and `null` in all but the last one unless wanted in each.
-    #[allow(clippy::option_option)] // absent, `null` and a value are three things in JSON
+    #[allow(clippy::option_option, reason = "absent and null are two things on the wire")]
     pub fn chunk_usage(&self, generation: &Generation, is_last: bool) -> Option<Option<Usage>> {
         let is_due = is_last || self.show.continuous_usage;
         self.show.include_usage.then(|| is_due.then(|| generation.usage()))

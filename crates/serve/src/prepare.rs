@@ -44,25 +44,27 @@ fn check_length(app: &App, text: &str, param: &str) -> Result<(), ApiError> {
     Err(ApiError::too_long(param, message))
 }
 
-/// The token ids of a completion's prompt.
-pub fn prompt_tokens(app: &App, prompt: Prompt, add_special: bool) -> Result<Vec<TokenId>, ApiError> {
+/// The token ids of a prompt, which the request calls `param`.
+pub fn prompt_tokens(
+    app: &App,
+    prompt: Prompt,
+    add_special: bool,
+    param: &str,
+) -> Result<Vec<TokenId>, ApiError> {
     let token_ids = match prompt {
         Prompt::Tokens(token_ids) => token_ids,
         Prompt::Text(text) => {
-            check_length(app, &text, "prompt")?;
+            check_length(app, &text, param)?;
             tokenizer(app)?.encode(&text, add_special)?
         }
     };
     if token_ids.is_empty() {
-        return Err(ApiError::invalid_field(
-            "prompt",
-            "the prompt is empty: it must have at least one token",
-        ));
+        return Err(ApiError::invalid_field(param, "the prompt is empty: it must have at least one token"));
     }
     let vocab_size = app.model.vocab_size;
     if let Some(token) = token_ids.iter().find(|&&token| token as usize >= vocab_size) {
-        let message = format!("prompt token {token} is outside the model's vocabulary of {vocab_size}");
-        return Err(ApiError::invalid_field("prompt", message));
+        let message = format!("{param} token {token} is outside the model's vocabulary of {vocab_size}");
+        return Err(ApiError::invalid_field(param, message));
     }
     Ok(token_ids)
 }
@@ -100,9 +102,8 @@ const END_CHARACTERS: usize = 64;
 pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, ApiError> {
     let tokenizer = tokenizer(app)?;
     let mut rendered = render(app, conversation.messages, &conversation.tools, &conversation.options)?;
-    if let Some(reasoning) = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning)
-        && reasoning.is_open_in(&rendered)
-    {
+    let skipped = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning);
+    if let Some(reasoning) = skipped.filter(|reasoning| reasoning.is_open_in(&rendered)) {
         rendered.push_str(reasoning.closing());
         rendered.push_str("\n\n");
     }

@@ -116,12 +116,14 @@ impl ToolUse {
     }
 
     /// Where calls are to be looked for in an answer of a model that writes them like this.
-    pub fn call_mode(&self, format: ToolFormat) -> CallMode {
-        match &self.choice {
+    pub fn call_mode(&self, format: Option<ToolFormat>) -> CallMode {
+        let names = || Arc::clone(&self.names);
+        match (&self.choice, format) {
             _ if !self.is_offered() => CallMode::None,
-            ToolChoice::Named(name) => CallMode::Named(name.clone()),
-            ToolChoice::Required => CallMode::Required { names: Arc::clone(&self.names) },
-            ToolChoice::Auto | ToolChoice::None => CallMode::Auto { format, names: Arc::clone(&self.names) },
+            (ToolChoice::Named(name), _) => CallMode::Named(name.clone()),
+            (ToolChoice::Required, _) => CallMode::Required { names: names() },
+            (ToolChoice::Auto, Some(format)) => CallMode::Auto { format, names: names() },
+            (ToolChoice::Auto, None) | (ToolChoice::None, _) => CallMode::None,
         }
     }
 

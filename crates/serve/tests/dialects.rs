@@ -456,7 +456,7 @@ async fn embeddings_are_unit_vectors() {
     for (body, param) in [
         (json!({}), "input"),
         (json!({"input": []}), "input"),
-        (json!({"input": ""}), "prompt"),
+        (json!({"input": ""}), "input"),
         (json!({"input": "Hello", "dimensions": 0}), "dimensions"),
         (json!({"input": "Hello", "dimensions": 100_000}), "dimensions"),
         (json!({"input": "Hello", "encoding_format": "x"}), "encoding_format"),

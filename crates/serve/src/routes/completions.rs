@@ -109,7 +109,7 @@ async fn prepare_prompts(
                 Prompt::Text(text) if echo => Some(text.clone()),
                 _ => None,
             };
-            let tokens = prepare::prompt_tokens(app, prompt, add_special)?;
+            let tokens = prepare::prompt_tokens(app, prompt, add_special, "prompt")?;
             if echo {
                 echoes.push(match (text, &app.model.text.tokenizer) {
                     (Some(text), _) => text,

@@ -52,7 +52,7 @@ pub async fn create(
     }
     let add_special = asked.add_special_tokens.unwrap_or(true);
     let prompts = prepare::blocking(&app, move |app| {
-        inputs.into_iter().map(|input| prepare::prompt_tokens(app, input, add_special)).collect()
+        inputs.into_iter().map(|input| prepare::prompt_tokens(app, input, add_special, "input")).collect()
     });
     let job = Job {
         prompts: prompts.await?,

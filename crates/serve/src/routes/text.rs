@@ -24,7 +24,12 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
             if prompt.is_empty() {
                 return Ok(Vec::new());
             }
-            prepare::prompt_tokens(app, Prompt::Text(prompt), asked.add_special_tokens.unwrap_or(true))
+            prepare::prompt_tokens(
+                app,
+                Prompt::Text(prompt),
+                asked.add_special_tokens.unwrap_or(true),
+                "prompt",
+            )
         }
         (None, Some(messages)) => {
             let options = ChatOptions {

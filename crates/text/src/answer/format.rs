@@ -110,7 +110,7 @@ impl FromStr for ToolFormat {
             "json" => Ok(Self::Json),
             _ => Err(UnknownFormat {
                 name: name.to_owned(),
-                known: "auto, hermes, llama3_json, mistral or json",
+                known: "auto, none, hermes, llama3_json, mistral or json",
             }),
         }
     }
