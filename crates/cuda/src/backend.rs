@@ -30,6 +30,7 @@ const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 const MAX_IN_FLIGHT: usize = 2;
+const SKINNY_ROWS: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -41,6 +42,9 @@ pub struct CudaOptions {
     pub cache_dir: Option<PathBuf>,
     /// Memory for partial results of attention that is split over a long context.
     pub partial_bytes: usize,
+    /// Products of bf16 weights with at most this many tokens are done by our own tensor-core kernels, larger ones by
+    /// cuBLASLt.
+    pub skinny_rows: usize,
 }
 
 impl Default for CudaOptions {
@@ -53,6 +57,7 @@ impl Default for CudaOptions {
             enforce_eager: false,
             cache_dir: cache.map(|cache| cache.join("baton/kernels")),
             partial_bytes: 256 << 20,
+            skinny_rows: SKINNY_ROWS,
         }
     }
 }
@@ -91,11 +96,15 @@ pub(crate) struct Device {
     /// A piece of a weight as bf16.
     pub(crate) converted: DeviceMemory,
     pub(crate) partials: DeviceMemory,
+    /// How many partials of each merge and kv head are there: 0 between launches.
+    pub(crate) arrivals: DeviceMemory,
     pub(crate) adjusted: DeviceMemory,     // [max samples, vocab] f32
     pub(crate) sample_parts: DeviceMemory, // [2, max samples, parts]
     pub(crate) drawn: DeviceMemory,        // [max samples]
     pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
+    /// Rows of bf16 weights that the skinny kernels take.
+    pub(crate) skinny_rows: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) kernels: Kernels,
@@ -178,6 +187,8 @@ impl CudaBackend {
             projected: nothing()?,
             converted: nothing()?,
             partials: nothing()?,
+            arrivals: nothing()?,
+            skinny_rows: options.skinny_rows,
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,
@@ -285,11 +296,12 @@ impl CudaBackend {
     fn launch(
         &mut self,
         shape: Shape,
-        is_bucket: bool,
+        [is_bucket, is_recording]: [bool; 2],
         num_partials: &[u32],
         program: &dyn Program,
     ) -> Result<(), BackendError> {
-        let mut run = Run { device: &mut self.device, shape, is_bucket, num_partials, failure: None };
+        let mut run =
+            Run { device: &mut self.device, shape, is_bucket, is_recording, num_partials, failure: None };
         program.run(&mut run);
         run.failure.map_or(Ok(()), Err)
     }
@@ -300,20 +312,20 @@ impl CudaBackend {
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
         let max_rows = limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples);
         let bucket = if self.enforce_eager { None } else { exact.bucket(max_rows) };
-        let Some(bucket) = bucket else { return self.launch(exact, false, &num_partials, program) };
+        let Some(bucket) = bucket else { return self.launch(exact, [false; 2], &num_partials, program) };
         let key = (fingerprint(program), bucket);
         match self.graphs.action(key) {
-            Action::Run => self.launch(bucket, true, &num_partials, program),
+            Action::Run => self.launch(bucket, [true, false], &num_partials, program),
             Action::Replay => self.graphs.replay(&self.device.gpu, key),
             Action::Record => {
                 Graph::begin(&self.device.gpu)?;
-                let launched = self.launch(bucket, true, &num_partials, program);
+                let launched = self.launch(bucket, [true; 2], &num_partials, program);
                 let graph = Graph::end(&self.device.gpu);
                 launched?;
                 self.graphs.store(key, graph.ok());
                 match self.graphs.action(key) {
                     Action::Replay => self.graphs.replay(&self.device.gpu, key),
-                    _ => self.launch(bucket, true, &num_partials, program),
+                    _ => self.launch(bucket, [true, false], &num_partials, program),
                 }
             }
         }
@@ -353,7 +365,8 @@ impl Backend for CudaBackend {
         for part in parts {
             self.device.kernels.prepare_format(part.format())?;
         }
-        let weight = Weight::load(&self.device.gpu, &mut self.staging, parts)?;
+        let Device { gpu, kernels, .. } = &self.device;
+        let weight = Weight::load(gpu, kernels, &mut self.staging, parts)?;
         if usage != WeightUse::Embedding {
             // A head writes logits, never scratch; a small one is not worth knowing.
             let is_head = weight.rows > MAX_SMALL_HEAD
@@ -446,6 +459,9 @@ impl Backend for CudaBackend {
         }
         self.device.partials =
             self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
+        let most_heads = spec.layers.iter().map(|layer| layer.num_kv_heads).max().unwrap_or(0);
+        self.device.arrivals =
+            self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
         self.device.gpu.synchronize()
     }

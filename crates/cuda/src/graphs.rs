@@ -34,7 +34,6 @@ pub(crate) struct PlanShape {
     /// Fewest and most queries of an item; 0 without items.
     pub(crate) min_queries: u32,
     pub(crate) max_queries: u32,
-    pub(crate) has_merges: bool,
 }
 
 impl Shape {
@@ -50,7 +49,6 @@ impl Shape {
             *shape = PlanShape {
                 min_queries: queries().min().unwrap_or(0),
                 max_queries: queries().max().unwrap_or(0),
-                has_merges: !plan.merges.is_empty(),
             };
         }
         shape

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::handle::EngineHandle;
 use crate::observe::{Observer, Phase, StepNotes};
-use crate::runner::{Runner, step_result};
+use crate::runner::{AttentionCut, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
@@ -130,8 +130,9 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
+        let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config.deterministic);
         let runner =
-            Runner::new(block_size, model.attention_kinds(), model.eos_token_ids.clone(), config.seed);
+            Runner::new(block_size, model.attention_kinds(), cut, model.eos_token_ids.clone(), config.seed);
         let stats = EngineStats { num_steps: 0, scheduler: scheduler.stats(), last_failure: None };
         Ok(Self {
             notes: StepNotes::new(stats),

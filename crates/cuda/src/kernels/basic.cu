@@ -88,21 +88,6 @@ struct RopeParams {
     float q_eps, k_eps, rope_scale;
 };
 
-__device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 type) {
-    if (type == 0) reinterpret_cast<float*>(cache)[index] = x;
-    else if (type == 1) reinterpret_cast<u16*>(cache)[index] = float_to_f16(x);
-    else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
-}
-
-// sin and cos of an angle that may be many turns. The turns are taken off in double, where that is exact enough, so that
-// the fast instructions (which are good near 0 only) can do the rest, without the local memory that sincosf would use.
-__device__ __forceinline__ void sin_cos(float angle, float* sin, float* cos) {
-    double turns = rint((double)angle * 0.15915494309189535);
-    float rest = (float)fma(turns, -6.283185307179586, (double)angle);
-    *sin = __sinf(rest);
-    *cos = __cosf(rest);
-}
-
 // One warp a head of q, k or v; four warps a block; blockIdx.x is the token.
 KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     __shared__ float heads[4][256];
@@ -229,5 +214,26 @@ KERNEL __launch_bounds__(256) move_blocks(const MoveParams p) {
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < total; i += (u64)gridDim.x * 256) {
         u32 pair = (u32)(i / p.block_units), unit = (u32)(i % p.block_units);
         p.to[(u64)p.pairs[2 * pair + 1] * p.block_units + unit] = p.from[(u64)p.pairs[2 * pair] * p.block_units + unit];
+    }
+}
+
+struct FillParams {
+    u16* output; // f32 if the format says so
+    u64 count, seed;
+    float step, largest;
+    u32 format; // 0 f32, 1 f16, 2 bf16
+};
+
+// Random weights, bit for bit as the host makes them: eight values from each number of a splitmix64 sequence.
+KERNEL __launch_bounds__(256) fill_random(const FillParams p) {
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i * 8 < p.count; i += (u64)gridDim.x * 256) {
+        u64 random = p.seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+        random = (random ^ random >> 30) * 0xbf58476d1ce4e5b9ull;
+        random = (random ^ random >> 27) * 0x94d049bb133111ebull;
+        random ^= random >> 31;
+        for (u32 j = 0; j < 8 && i * 8 + j < p.count; j++) {
+            float value = __fsub_rn(__fmul_rn((float)(u8)(random >> 8 * j), p.step), p.largest);
+            store_cache(reinterpret_cast<u8*>(p.output), i * 8 + j, value, p.format);
+        }
     }
 }

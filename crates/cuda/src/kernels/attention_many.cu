@@ -1,0 +1,161 @@
+// Items of more than 16 packed rows: prompt chunks and shared prefixes. A block of eight warps takes 128 rows, 16 a warp, over
+// the same keys, which come through a ring of cp.async gathers with one barrier a tile.
+
+#define KEYS (HEAD_DIM > 128 ? 16 : HEAD_DIM == 128 ? 64 : 32) // of a tile
+#define TILE_BYTES (KEYS * ROW_BYTES)
+#define MANY_ROWS 128
+#define KEEPS_QUERIES (HEAD_DIM == 128) // in registers, where there is room
+#define MANY_STAGES (HEAD_DIM > 128 ? 2 : 3)
+#define MANY_COPIES (KEYS * CHUNKS / 256) // of keys, and as many of values, a thread and tile
+
+// One stage: keys `first..first + KEYS` of the item. A stage behind `end` is an empty group, so that groups can be counted.
+__device__ __forceinline__ void load_tile(
+    const AttentionParams& p, const u32* pages, u32 kv_head, u32 first, u32 end, u32 keys_to) {
+    const u16* cache = reinterpret_cast<const u16*>(p.cache);
+    u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * HEAD_DIM;
+    u32 chunk = threadIdx.x % CHUNKS;
+    if (first < end) {
+        // Page numbers first, so that their latencies overlap.
+        u64 at[MANY_COPIES];
+#pragma unroll
+        for (u32 i = 0; i < MANY_COPIES; i++) {
+            u32 offset = min(first + threadIdx.x / CHUNKS + i * (256 / CHUNKS), end - 1);
+            at[i] = cache_row(p, pages, offset, kv_head) + chunk * 8;
+        }
+#pragma unroll
+        for (u32 i = 0; i < MANY_COPIES; i++) {
+            u32 row = threadIdx.x / CHUNKS + i * (256 / CHUNKS);
+            u32 to = keys_to + swizzle(row, chunk);
+            copy_16(to, cache + at[i], first + row < end);
+            copy_16(to + TILE_BYTES, cache + at[i] + values_after, first + row < end);
+        }
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+__device__ __forceinline__ void load_queries(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first_row, u32 num_rows, u8* shared) {
+    u32 group = p.num_heads / p.num_kv_heads;
+    for (u32 i = threadIdx.x; i < MANY_ROWS * CHUNKS; i += 256) {
+        u32 row = i / CHUNKS, chunk = i % CHUNKS, packed = first_row + row;
+        uint4 raw = make_uint4(0, 0, 0, 0);
+        if (packed < num_rows) {
+            u64 query = item.query_start + packed / group, head = kv_head * group + packed % group;
+            raw = reinterpret_cast<const uint4*>(p.query + (query * p.num_heads + head) * HEAD_DIM)[chunk];
+        }
+        *reinterpret_cast<uint4*>(shared + swizzle(row, chunk)) = make_uint4(
+            convert_query(raw.x), convert_query(raw.y), convert_query(raw.z), convert_query(raw.w));
+    }
+}
+
+__device__ __forceinline__ void attend(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first_row, u8* shared, u32* range) {
+    u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    u32 group = p.num_heads / p.num_kv_heads, num_rows = item.num_queries * group;
+    const u32* positions = words(p.step, p.step->positions) + item.query_start;
+    const u32* pages = words(p.step, p.step->pages) + item.pages_start;
+    u32 queries_at = shared_address(shared) + warp * 16 * ROW_BYTES;
+    u32 stages = shared_address(shared) + MANY_ROWS * ROW_BYTES;
+
+    // Which keys the rows of this warp see, and which any of the block's.
+    u32 own_row = first_row + warp * 16 + lane % 16;
+    Seen seen = join_lanes(sees_range(p, item, positions[min(own_row, num_rows - 1) / group]), own_row < num_rows);
+    if (thread == 0) { range[0] = NONE; range[1] = 0; }
+    __syncthreads();
+    if (lane == 0) {
+        atomicMin(&range[0], seen.begin);
+        atomicMax(&range[1], seen.end);
+    }
+    load_queries(p, item, kv_head, first_row, num_rows, shared);
+    __syncthreads();
+    u32 begin = range[0] / KEYS * KEYS, end = range[1];
+#pragma unroll
+    for (u32 s = 0; s < MANY_STAGES - 1; s++)
+        load_tile(p, pages, kv_head, begin + s * KEYS, end, stages + s * 2 * TILE_BYTES);
+
+    Rows rows;
+    rows.clear();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 packed = min(first_row + warp * 16 + lane / 4 + 8 * h, num_rows - 1);
+        rows.position[h] = positions[packed / group];
+        rows.slope[h] = p.slopes ? p.slopes[kv_head * group + packed % group] : 0.0f;
+    }
+#if KEEPS_QUERIES
+    u32 queries[HEAD_DIM / 16][4];
+#pragma unroll
+    for (u32 k = 0; k < HEAD_DIM / 16; k++) load_matrices(queries[k], queries_at + swizzle(lane % 16, 2 * k + lane / 16));
+#endif
+    u32 stage = 0;
+    for (u32 tile = begin; tile < end; tile += KEYS) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2));
+        // Also: everybody is done with the stage that is loaded next.
+        __syncthreads();
+        u32 next = stage == 0 ? MANY_STAGES - 1 : stage - 1;
+        load_tile(p, pages, kv_head, tile + (MANY_STAGES - 1) * KEYS, end, stages + next * 2 * TILE_BYTES);
+        u32 keys = stages + stage * 2 * TILE_BYTES;
+        stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
+        if (tile >= seen.end || tile + KEYS <= seen.begin) continue;
+        float scores[KEYS / 8][4];
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) scores[i][0] = scores[i][1] = scores[i][2] = scores[i][3] = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < HEAD_DIM / 16; k++) {
+#if KEEPS_QUERIES
+            const u32(&a)[4] = queries[k];
+#else
+            u32 a[4];
+            load_matrices(a, queries_at + swizzle(lane % 16, 2 * k + lane / 16));
+#endif
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; n++) {
+                u32 b[4];
+                load_matrices(b, keys + swizzle(n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+                multiply_add(scores[2 * n], a, b[0], b[1]);
+                multiply_add(scores[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+        bool is_masked = tile < seen.all_begin || tile + KEYS > seen.all_end;
+        rows.weigh<KEYS / 8>(p, item, scores, tile, seen.end, is_masked);
+        rows.add<KEYS / 8>(scores, keys + TILE_BYTES);
+    }
+    asm volatile("cp.async.wait_group 0;");
+    rows.finish();
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        u32 packed = first_row + warp * 16 + lane / 4 + 8 * h;
+        if (packed >= num_rows) continue;
+        float factor = rows.total[h] > 0.0f ? 1.0f / rows.total[h] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < HEAD_DIM / 8; i++)
+            store_pair(p, item, kv_head, packed, i * 8 + lane % 4 * 2, rows.sums[i][2 * h] * factor,
+                       rows.sums[i][2 * h + 1] * factor);
+        if (lane % 4 == 0) store_lse(p, item, kv_head, packed, rows.max[h], rows.total[h]);
+    }
+    __syncthreads();
+}
+
+// With small heads two blocks fit, where the compiler makes do with half the registers.
+#if HEAD_DIM > 64 || __CUDA_ARCH__ >= 1000
+#define MANY_BLOCKS 1
+#else
+#define MANY_BLOCKS 2
+#endif
+
+KERNEL __launch_bounds__(256, MANY_BLOCKS) attention_many(const AttentionParams p) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ u32 range[2];
+    __shared__ u8 is_last[256];
+    allow_next();
+    const PlanHeader plan = p.step->plans[p.plan];
+    const AttentionItem* items = reinterpret_cast<const AttentionItem*>(words(p.step, plan.items));
+    u32 group = p.num_heads / p.num_kv_heads;
+    wait_for_previous();
+    for (u32 unit = blockIdx.x; unit < plan.num_items * p.num_kv_heads; unit += gridDim.x) {
+        const AttentionItem item = items[unit / p.num_kv_heads];
+        u32 num_rows = item.num_queries * group;
+        if (num_rows <= 16) continue;
+        for (u32 row = 0; row < num_rows; row += MANY_ROWS) attend(p, item, unit % p.num_kv_heads, row, shared, range);
+        arrive<256>(p, plan, item, unit % p.num_kv_heads, is_last);
+    }
+}
