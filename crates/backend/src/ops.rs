@@ -264,6 +264,12 @@ pub trait Backend: Send {
         num_host_blocks: usize,
     ) -> Result<(), BackendError>;
 
+    /// Prepares for the decode steps of a program, so that none is slow when it comes first. Called once, when all else is
+    /// made.
+    fn warm_up(&mut self, _program: &dyn Program) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Starts a step: uploads the input, moves blocks, runs the program. At most two steps are in flight.
     fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError>;
     /// Waits for the oldest step in flight and takes its result.

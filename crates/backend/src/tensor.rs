@@ -149,6 +149,11 @@ impl Tensor {
         self.bytes.as_slice()
     }
 
+    /// How many bytes there are, without making any that are random.
+    pub fn num_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The bytes of one row.
     pub fn row(&self, row: usize) -> &[u8] {
         let len = self.bytes.len() / self.rows;

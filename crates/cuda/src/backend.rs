@@ -30,7 +30,7 @@ const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 const MAX_IN_FLIGHT: usize = 2;
-const SKINNY_ROWS: usize = 16;
+const SKINNY_ROWS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -310,25 +310,39 @@ impl CudaBackend {
         let limits = self.limits.expect("checked before");
         let exact = Shape::exact(input);
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
-        let max_rows = limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples);
-        let bucket = if self.enforce_eager { None } else { exact.bucket(max_rows) };
+        let bucket = if self.enforce_eager { None } else { exact.bucket(Self::max_decodes(&limits)) };
         let Some(bucket) = bucket else { return self.launch(exact, [false; 2], &num_partials, program) };
         let key = (fingerprint(program), bucket);
         match self.graphs.action(key) {
             Action::Run => self.launch(bucket, [true, false], &num_partials, program),
             Action::Replay => self.graphs.replay(&self.device.gpu, key),
             Action::Record => {
-                Graph::begin(&self.device.gpu)?;
-                let launched = self.launch(bucket, [true; 2], &num_partials, program);
-                let graph = Graph::end(&self.device.gpu);
-                launched?;
-                self.graphs.store(key, graph.ok());
+                self.record(key, &num_partials, program)?;
                 match self.graphs.action(key) {
                     Action::Replay => self.graphs.replay(&self.device.gpu, key),
                     _ => self.launch(bucket, [true, false], &num_partials, program),
                 }
             }
         }
+    }
+
+    fn record(
+        &mut self,
+        key: (u64, Shape),
+        num_partials: &[u32],
+        program: &dyn Program,
+    ) -> Result<(), BackendError> {
+        Graph::begin(&self.device.gpu)?;
+        let launched = self.launch(key.1, [true; 2], num_partials, program);
+        let graph = Graph::end(&self.device.gpu);
+        launched?;
+        self.graphs.store(key, graph.ok());
+        Ok(())
+    }
+
+    /// Rows of the largest step that is recorded.
+    fn max_decodes(limits: &StepLimits) -> usize {
+        limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples).min(limits.max_seqs)
     }
 }
 
@@ -463,6 +477,21 @@ impl Backend for CudaBackend {
         self.device.arrivals =
             self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
+        self.device.gpu.synchronize()
+    }
+
+    fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
+        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return Ok(()) };
+        self.device.gpu.bind()?;
+        // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
+        let slots = self.slots.as_mut().expect("made with the limits");
+        let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
+        self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
+        let fingerprint = fingerprint(program);
+        for bucket in Shape::buckets(Self::max_decodes(&limits)) {
+            self.launch(bucket, [true, false], &[], program)?;
+            self.record((fingerprint, bucket), &[], program)?;
+        }
         self.device.gpu.synchronize()
     }
 

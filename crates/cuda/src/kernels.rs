@@ -36,10 +36,13 @@ pub(crate) struct Kernels {
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
-pub(crate) const SKINNY_TILES: [u32; 3] = [1, 2, 4];
+pub(crate) const SKINNY_TILES: [u32; 2] = [1, 2];
+/// Threads of their blocks, and the ring of weights: two stages of 2 KiB a warp. As in `skinny.cu`.
+pub(crate) const SKINNY_THREADS: u32 = 512;
+pub(crate) const SKINNY_SHARED_BYTES: u32 = 16 * 2 * 2048;
 
 /// For each of [`SKINNY_TILES`]: without a norm, and with.
-pub(crate) type SkinnyKernels = [[Function; 2]; 3];
+pub(crate) type SkinnyKernels = [[Function; 2]; 2];
 
 /// Products of bf16 weights with few tokens, fused with what stands around them.
 #[derive(Clone, Copy, Debug)]
@@ -201,10 +204,14 @@ impl Module {
         let all = |name: &str| -> Result<SkinnyKernels, BackendError> {
             let both = |tiles: u32| {
                 let plain = self.function(&format!("{name}_{tiles}"))?;
-                Ok::<_, BackendError>([plain, self.function(&format!("normed_{name}_{tiles}"))?])
+                let normed = self.function(&format!("normed_{name}_{tiles}"))?;
+                for function in [plain, normed] {
+                    allow_shared(function, SKINNY_SHARED_BYTES)?;
+                }
+                Ok::<_, BackendError>([plain, normed])
             };
-            let [one, two, four] = SKINNY_TILES.map(both);
-            Ok([one?, two?, four?])
+            let [one, two] = SKINNY_TILES.map(both);
+            Ok([one?, two?])
         };
         Ok(Skinny { linear: all("linear")?, logits: all("logits")?, gated: all("gated")?, qkv: all("qkv")? })
     }

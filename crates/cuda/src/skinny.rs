@@ -3,7 +3,7 @@
 
 use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightFormat, WeightId};
 
-use crate::kernels::{SKINNY_TILES, SkinnyKernels};
+use crate::kernels::{SKINNY_SHARED_BYTES, SKINNY_THREADS, SKINNY_TILES, SkinnyKernels};
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, SkinnyParams};
 
@@ -20,7 +20,7 @@ impl Run<'_> {
         let is_skinny = part.format == WeightFormat::BF16
             && weight.cols.is_multiple_of(UNIT)
             && !is_layer_norm
-            && num_tokens as usize <= device.skinny_rows.min(8 * SKINNY_TILES[2] as usize);
+            && num_tokens as usize <= device.skinny_rows.min(8 * SKINNY_TILES[1] as usize);
         is_skinny.then(|| SkinnyParams {
             step: device.step.address(),
             weight: part.memory.address(),
@@ -46,7 +46,9 @@ impl Run<'_> {
         let tiles = tiles.expect("no more tokens than the widest kernel takes");
         let function = kernels[tiles][usize::from(params.norm != 0)];
         // SAFETY: the struct is the kernels'; input and output have the shape's tokens, the weight its rows.
-        unsafe { self.device.gpu.launch(function, (blocks, 1), 256, 0, params) }?;
+        unsafe {
+            self.device.gpu.launch(function, (blocks, 1), SKINNY_THREADS, SKINNY_SHARED_BYTES, params)
+        }?;
         Ok(true)
     }
 

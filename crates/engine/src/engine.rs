@@ -105,6 +105,7 @@ impl Engine {
             &kv_spec,
         )?;
         backend.create_kv_cache(&kv_spec, memory.num_device_blocks, memory.num_host_blocks)?;
+        backend.warm_up(&decoder)?;
 
         let macs_per_token = num_parameters(&model) as f64;
         let scheduler = Scheduler::new(

@@ -16,6 +16,8 @@ use crate::backend;
 const NUM_STEPS: usize = 128;
 const BLOCK_SIZE: usize = 16;
 const MAX_TOKENS: usize = 8192;
+/// A prime larger than any factor of the number of pages.
+const PAGE_STRIDE: usize = 1_000_003;
 /// Of an H200, as the device says it.
 const UNITS: usize = 264;
 
@@ -221,7 +223,9 @@ impl Decode {
         let per_seq = self.max_model_len.div_ceil(BLOCK_SIZE);
         let mut queries = Vec::new();
         for seq in seqs {
-            let page = |index: usize| (index * self.batch + seq) as u32 % (per_seq * self.batch) as u32;
+            // Neighbouring pages of a sequence lie apart, as they do after a while of serving.
+            let pages = per_seq * self.batch;
+            let page = |index: usize| ((index * self.batch + seq) * PAGE_STRIDE % pages) as u32;
             queries.push(SequenceQueries {
                 query_start: input.token_ids.len() as u32,
                 num_queries: len as u32,

@@ -3,6 +3,7 @@
 //! ```text
 //! check ops | sampling | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
+//! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
 //! Prints a line a check and exits non-zero if any failed.
 
@@ -14,6 +15,7 @@ mod harness;
 mod ops;
 mod sampling;
 mod table;
+mod throughput;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -66,6 +68,10 @@ fn main() -> ExitCode {
             };
             let shapes: Option<Vec<_>> = shapes.split(',').map(shape).collect();
             bench::attention(Path::new(model), &shapes.expect("shapes are BATCHxCONTEXT"));
+        }
+        ["throughput", model, work] => {
+            let work: Option<Vec<_>> = work.split(',').map(throughput::Work::parse).collect();
+            throughput::run(Path::new(model), &work.expect("work is REQUESTSx[SHARED+]INPUT/OUTPUT"));
         }
         other => {
             eprintln!("unknown arguments {other:?}: see the top of examples/check/main.rs");

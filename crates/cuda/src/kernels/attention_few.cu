@@ -137,7 +137,7 @@ __device__ __forceinline__ void join_warps(
 }
 
 KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const AttentionParams p) {
-    extern __shared__ __align__(128) u8 shared[];
+    extern __shared__ __align__(1024) u8 shared[];
     __shared__ float maxima[4][16], totals[4][16];
     __shared__ u8 is_last[128];
     allow_next();

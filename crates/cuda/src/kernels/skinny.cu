@@ -1,17 +1,21 @@
-// Products of bf16 weights with at most 32 rows of activations (tokens), on tensor cores (mma.m16n8k16) and fused with what
+// Products of bf16 weights with at most 16 rows of activations (tokens), on tensor cores (mma.m16n8k16) and fused with what
 // stands around them: the norm before, and after it the residual, the gated activation, or the rotary embedding with the write
 // into the KV cache.
 //
-// A block makes 16 weight rows by all tokens; its eight warps share the columns, 64 at a time, and join their sums at the end.
-// Weights are the M side, tokens the N side. A lane reads 16 bytes of a weight row and the same columns of a token: which of
-// them the tensor core takes for column 0, 1, … of its tile does not matter, as long as both sides agree, so nothing goes
-// through shared memory. The first weights are asked for before the kernel that makes the activations is done.
+// A block makes 16 weight rows by all tokens; its 16 warps share the columns, 64 at a time, and join their sums at the end.
+// Weights are the M side, tokens the N side. Weights come in whole lines through shared memory. Loaded into registers, they
+// were nearly as fast alone, but next to attention, which turns most of the first cache into shared memory, a step took 1.4 times as
+// long. The first weights are asked for before the kernel that makes the activations is done.
+//
+// A lane takes 16 bytes of a weight row and the same columns of a token: which of them the tensor core takes for column 0, 1,
+// ... of its tile does not matter, as long as both sides agree.
 //
 // The two halves of the 16 rows may lie anywhere: gate and up, or the two halves of a head that are rotated together, meet in
 // one thread. The norm is split: activations are multiplied with its weight on the way in, and their squares, which every
 // warp sees on its way, give the factor of the result.
 
-#define WARPS 8
+#define WARPS 16
+#define STAGES 2 // of 64 columns of 16 rows, a warp
 
 struct SkinnyParams {
     const StepHeader* step;
@@ -28,12 +32,15 @@ struct SkinnyParams {
     float eps, softcap, rope_scale;
 };
 
-__device__ __forceinline__ uint4 load_weight(const bf16* p) {
-    uint4 raw;
-    // Weights are read once a step: leave the caches to the activations.
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(p));
-    return raw;
+// Weights wait in shared memory, in a ring of each warp's own, so that no barrier of the block is needed.
+extern __shared__ __align__(128) u8 ring[];
+
+__device__ __forceinline__ u32 slot(u32 stage, u32 row, u32 chunk) {
+    return (threadIdx.x / 32 * STAGES + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
+}
+
+__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -54,21 +61,25 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
 template <int TILES, bool NORMS, bool GATHERS>
 __device__ __forceinline__ void multiply(
-    const SkinnyParams& p, const bf16* first, const bf16* second, float (&sums)[TILES][4], float (&squares)[TILES]) {
-    constexpr u32 AHEAD = TILES > 2 ? 1 : 2; // 64 columns of 16 rows each
-    u32 lane = threadIdx.x % 32, column = threadIdx.x / 32 * 64 + lane % 4 * 8;
-    u64 to_second = second - first;
-    uint4 weights[AHEAD][2][2];
-    auto load = [&](uint4(&to)[2][2], u32 at) {
-        if (at >= p.cols) return;
+    const SkinnyParams& p, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
+    u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * 64, column = start + lane % 4 * 8;
+    u32 ring_at = (u32)__cvta_generic_to_shared(ring);
+    // Eight lanes ask for 128 bytes of a row: whole lines. In units of 8 values.
+    const uint4* weight = reinterpret_cast<const uint4*>(p.weight) + start / 8 + lane % 8;
+    u64 rows[4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            to[0][half] = load_weight(first + at + half * 32);
-            to[1][half] = load_weight(first + to_second + at + half * 32);
+    for (u32 i = 0; i < 4; i++)
+        rows[i] = (u64)min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / 8);
+    auto load = [&](u32 stage, u32 ahead) {
+        if (start + ahead < p.cols) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                copy_16(ring_at + slot(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / 8);
         }
+        asm volatile("cp.async.commit_group;");
     };
 #pragma unroll
-    for (u32 a = 0; a < AHEAD; a++) load(weights[a], column + a * WARPS * 64);
+    for (u32 s = 0; s < STAGES - 1; s++) load(s, s * WARPS * 64);
     // Where a token's activations begin, in units of 8; tokens that are not there are zero.
     u32 tokens[TILES];
     u32 num_tokens = GATHERS ? p.step->num_logit_rows : p.step->num_tokens;
@@ -80,33 +91,33 @@ __device__ __forceinline__ void multiply(
     }
     wait_for_previous();
     const uint4* inputs = reinterpret_cast<const uint4*>(p.input);
-    while (column < p.cols) {
+    u32 stage = 0;
+    for (u32 done = 0; start + done < p.cols; done += WARPS * 64, column += WARPS * 64) {
+        uint4 x[TILES][2];
 #pragma unroll
-        for (u32 a = 0; a < AHEAD; a++) {
-            if (column >= p.cols) break;
-            uint4 x[TILES][2];
+        for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int t = 0; t < TILES; t++)
+            for (int half = 0; half < 2; half++)
+                x[t][half] = tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * 4] : make_uint4(0, 0, 0, 0);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncwarp();
+        load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * 64);
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    x[t][half] = tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * 4] : make_uint4(0, 0, 0, 0);
+        for (int half = 0; half < 2; half++) {
+            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot(stage, lane / 4, lane % 4 + half * 4));
+            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot(stage, 8 + lane / 4, lane % 4 + half * 4));
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint4 w0 = weights[a][0][half], w1 = weights[a][1][half];
-#pragma unroll
-                for (int t = 0; t < TILES; t++) {
-                    if (NORMS) {
-                        const float* norm = p.norm + column + half * 32;
-                        scale_inputs(x[t][half].x, x[t][half].y, norm, squares[t]);
-                        scale_inputs(x[t][half].z, x[t][half].w, norm + 4, squares[t]);
-                    }
-                    multiply_add(sums[t], w0.x, w1.x, w0.y, w1.y, x[t][half].x, x[t][half].y);
-                    multiply_add(sums[t], w0.z, w1.z, w0.w, w1.w, x[t][half].z, x[t][half].w);
+            for (int t = 0; t < TILES; t++) {
+                if (NORMS) {
+                    const float* norm = p.norm + column + half * 32;
+                    scale_inputs(x[t][half].x, x[t][half].y, norm, squares[t]);
+                    scale_inputs(x[t][half].z, x[t][half].w, norm + 4, squares[t]);
                 }
+                multiply_add(sums[t], w0.x, w1.x, w0.y, w1.y, x[t][half].x, x[t][half].y);
+                multiply_add(sums[t], w0.z, w1.z, w0.w, w1.w, x[t][half].z, x[t][half].w);
             }
-            load(weights[a], column + AHEAD * WARPS * 64);
-            column += WARPS * 64;
         }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
 
@@ -166,8 +177,7 @@ __device__ __forceinline__ void linear(const SkinnyParams& p) {
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, p.weight + (u64)min(at[0], p.num_rows - 1) * p.cols,
-                                  p.weight + (u64)min(at[1], p.num_rows - 1) * p.cols, sums, squares);
+    multiply<TILES, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
     if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -187,8 +197,7 @@ __device__ __forceinline__ void logits(const SkinnyParams& p) {
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, true>(p, p.weight + (u64)min(at[0], p.num_rows - 1) * p.cols,
-                                 p.weight + (u64)min(at[1], p.num_rows - 1) * p.cols, sums, squares);
+    multiply<TILES, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
     if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -204,9 +213,8 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
     __shared__ Parts<TILES> parts;
     allow_next();
     u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
-    const bf16* gate = p.weight + (u64)column * p.cols;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, gate, gate + (u64)p.num_rows * p.cols, sums, squares);
+    multiply<TILES, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
     if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
     float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
 #pragma unroll
@@ -226,9 +234,9 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     allow_next();
     u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8);
     u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
-    const bf16* first = p.weight + (u64)(head * p.head_dim + d) * p.cols;
+    u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, first, first + (u64)half * p.cols, sums, squares);
+    multiply<TILES, NORMS, false>(p, first, first + half, NONE, sums, squares);
     if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
     bool is_value = head >= p.num_heads + p.num_kv_heads;
     const u32* positions = words(p.step, p.step->positions);
@@ -263,15 +271,18 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
 }
 
 #define SKINNY(TILES, BLOCKS) \
-    KERNEL __launch_bounds__(256, BLOCKS) linear_##TILES(const SkinnyParams p) { linear<TILES, false>(p); } \
-    KERNEL __launch_bounds__(256, 2) normed_linear_##TILES(const SkinnyParams p) { linear<TILES, true>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) logits_##TILES(const SkinnyParams p) { logits<TILES, false>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) normed_logits_##TILES(const SkinnyParams p) { logits<TILES, true>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) gated_##TILES(const SkinnyParams p) { gated<TILES, false>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) normed_gated_##TILES(const SkinnyParams p) { gated<TILES, true>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) qkv_##TILES(const SkinnyParams p) { qkv<TILES, false>(p); } \
-    KERNEL __launch_bounds__(256, BLOCKS) normed_qkv_##TILES(const SkinnyParams p) { qkv<TILES, true>(p); }
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) linear_##TILES(const SkinnyParams p) { linear<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_linear_##TILES(const SkinnyParams p) { linear<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) logits_##TILES(const SkinnyParams p) { logits<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_logits_##TILES(const SkinnyParams p) { logits<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) gated_##TILES(const SkinnyParams p) { gated<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_gated_##TILES(const SkinnyParams p) { gated<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qkv_##TILES(const SkinnyParams p) { qkv<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_qkv_##TILES(const SkinnyParams p) { qkv<TILES, true>(p); }
 
-SKINNY(1, 3)
-SKINNY(2, 2)
-SKINNY(4, 2)
+#if __CUDA_ARCH__ < 1000
+SKINNY(1, 2)
+#else
+SKINNY(1, 1) // this compiler would spill
+#endif
+SKINNY(2, 1)
