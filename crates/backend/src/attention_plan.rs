@@ -69,12 +69,16 @@ fn check(options: &PlannerOptions) {
     assert!(options.window != Some(0), "a window of 0 would hide every key");
 }
 
-/// Splits that are tried, in keys.
-const SPLITS: std::ops::RangeInclusive<u32> = 7..=15; // powers of two
+/// Parts of the longest context that are tried.
+const MAX_PARTS: u32 = 64;
+/// Splits are whole multiples of this many keys.
+const SPLIT_UNIT: u32 = 64;
 /// What an item costs beside its keys (its start, its partial result, its merge), in keys.
 const ITEM_COST: u64 = 96;
 /// More items than this are never made by splitting.
 const MAX_SPLIT_ITEMS: u64 = 4096;
+/// With so many rounds of whole contexts the last, half empty one no longer matters.
+const ENOUGH_ROUNDS: usize = 4;
 
 /// The `max_kv_per_item` with which decodes keep a device busy that works on `units` pairs of an item and a kv head at once:
 /// as many rounds of equal items as they take, at the least cost. Only runs of up to `max_split_queries` queries count.
@@ -92,18 +96,23 @@ pub fn choose_split(
             end - first_key(seq.first_position, options.window) / block_size * block_size
         })
     };
-    let Some(longest) = lengths().max().filter(|_| units > 0) else { return 0 };
+    let count = lengths().count();
+    let Some(longest) = lengths().max().filter(|_| count * num_kv_heads < ENOUGH_ROUNDS * units) else {
+        return 0;
+    };
     let cost = |items: u64, keys: u32| {
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST)
     };
-    let mut best = (cost(lengths().count() as u64, longest), 0);
-    for split in SPLITS.map(|power| 1_u32 << power) {
-        if split >= longest || !split.is_multiple_of(block_size) {
-            continue;
-        }
+    let unit = SPLIT_UNIT.next_multiple_of(block_size);
+    let mut best = (cost(count as u64, longest), 0);
+    for parts in 2..=MAX_PARTS {
+        let split = longest.div_ceil(parts).next_multiple_of(unit);
         let items: u64 = lengths().map(|length| u64::from(length.div_ceil(split))).sum();
-        if items <= MAX_SPLIT_ITEMS {
+        if split < longest && items <= MAX_SPLIT_ITEMS {
             best = best.min((cost(items, split), split));
+        }
+        if split == unit {
+            break;
         }
     }
     best.1
@@ -343,11 +352,14 @@ mod tests {
             choose_split(&seqs, &PlannerOptions { window, ..options }, 8, 264)
         };
         // One round of 33 items with 8 heads each is all that 264 places take.
-        assert_eq!(split(1, 384, None), 128);
-        assert_eq!(split(1, 131_072, None), 4096);
+        assert_eq!(split(1, 384, None), 64);
+        assert_eq!(split(1, 131_072, None), 4032);
         assert_eq!(split(8, 16_384, None), 4096);
+        // A few keys more make four longer parts, not a fifth.
+        assert_eq!(split(8, 16_448, None), 4160);
         assert_eq!([32, 64, 256].map(|batch| split(batch, 640, None)), [0; 3]);
-        assert_eq!(split(8, 16_384, Some(100)), 0);
+        // Only what a window shows is split.
+        assert_eq!([100, 40].map(|window| split(8, 16_384, Some(window))), [64, 0]);
         // Prompts are no reason to split, and a device that wants no splits gets none.
         assert_eq!(choose_split(&sequences(&[(0, 4096)], 16), &options, 8, 264), 0);
         assert_eq!(choose_split(&sequences(&[(4096, 1)], 16), &options, 8, 0), 0);

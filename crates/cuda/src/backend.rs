@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RopeId, RopeSpec,
-    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RandomFill, RopeId,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use half::bf16;
 
@@ -19,7 +19,7 @@ use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
-use crate::weights::{Staging, Weight};
+use crate::weights::{Staging, Weight, fill};
 
 /// Tokens of a KV block unless asked otherwise.
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -340,6 +340,16 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Random values where products read, because a device is faster on zeros.
+    fn fill_activations(&self) -> Result<(), BackendError> {
+        let Device { gpu, kernels, buffers, normed, .. } = &self.device;
+        let activations = buffers.iter().filter(|buffer| !buffer.is_f32).map(|buffer| &buffer.memory);
+        for memory in activations.chain([normed]) {
+            fill(gpu, kernels, memory, RandomFill { seed: memory.address(), largest: 1.0 })?;
+        }
+        Ok(())
+    }
+
     /// Rows of the largest step that is recorded.
     fn max_decodes(limits: &StepLimits) -> usize {
         limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples).min(limits.max_seqs)
@@ -483,11 +493,14 @@ impl Backend for CudaBackend {
     fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
         let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return Ok(()) };
         self.device.gpu.bind()?;
+        self.fill_activations()?;
         // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
         let slots = self.slots.as_mut().expect("made with the limits");
         let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
         self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
         let fingerprint = fingerprint(program);
+        // The largest step is not recorded, but its products are chosen by time as well.
+        self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
         for bucket in Shape::buckets(Self::max_decodes(&limits)) {
             self.launch(bucket, [true, false], &[], program)?;
             self.record((fingerprint, bucket), &[], program)?;

@@ -75,6 +75,11 @@ impl Shape {
         Self { tokens: rows, logit_rows: rows, samples: rows, plans: [plan; MAX_PLANS] }
     }
 
+    /// A step of so many tokens of prompts that are not at their end.
+    pub(crate) fn prompts(tokens: usize) -> Self {
+        Self { tokens: tokens as u32, ..Self::default() }
+    }
+
     /// Every bucket for steps of up to `max_rows`.
     pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = Self> {
         let max_rows = max_rows.min(MAX_GRAPH_ROWS);

@@ -1,11 +1,11 @@
 //! Weights on the device, in the format of their file, and how they get there: through two pinned buffers, so that reading
 //! the file and copying overlap.
 
-use baton_backend::{BackendError, Tensor, WeightFormat};
+use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat};
 
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::kernels::Kernels;
-use crate::params::FillParams;
+use crate::params::{Address, FillParams};
 
 const STAGING_BYTES: usize = 16 << 20;
 
@@ -127,8 +127,30 @@ fn fill_random(
     };
     let count = tensor.rows() * tensor.cols();
     assert!(offset + count * element <= to.bytes(), "a tensor fits the memory of its weight");
+    launch_fill(gpu, kernels, to.address() + offset as u64, count, format, fill)?;
+    Ok(true)
+}
+
+/// Fills a whole range of memory with random bf16 values.
+pub(crate) fn fill(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    memory: &DeviceMemory,
+    fill: RandomFill,
+) -> Result<(), BackendError> {
+    launch_fill(gpu, kernels, memory.address(), memory.bytes() / 2, 2, fill)
+}
+
+fn launch_fill(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    output: Address,
+    count: usize,
+    format: u32,
+    fill: RandomFill,
+) -> Result<(), BackendError> {
     let params = FillParams {
-        output: to.address() + offset as u64,
+        output,
         count: count as u64,
         seed: fill.seed,
         step: fill.step(),
@@ -136,7 +158,6 @@ fn fill_random(
         format,
     };
     let blocks = (count.div_ceil(8 * 256) as u32).clamp(1, 32 * gpu.properties.num_multiprocessors);
-    // SAFETY: the struct is the kernel's; the range was just checked.
-    unsafe { gpu.launch(kernels.fill_random, (blocks, 1), 256, 0, &params) }?;
-    Ok(true)
+    // SAFETY: the struct is the kernel's; the callers give a range that has these values.
+    unsafe { gpu.launch(kernels.fill_random, (blocks, 1), 256, 0, &params) }
 }
