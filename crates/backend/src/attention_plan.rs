@@ -28,6 +28,8 @@ pub struct PlannerOptions {
     pub window: Option<u32>,
     /// Contexts longer than this are split over several items; a multiple of the block size. 0 never splits.
     pub max_kv_per_item: u32,
+    /// Runs of more queries than this are never split: they are work enough as they are. 0 splits all.
+    pub max_split_queries: u32,
     /// Longer runs of queries become several items. 0 sets no limit.
     pub max_queries_per_item: u32,
 }
@@ -36,7 +38,10 @@ pub struct PlannerOptions {
 pub fn plan_attention(seqs: &[SequenceQueries], options: &PlannerOptions, out: &mut AttentionPlan) {
     check(options);
     out.clear();
+    let unsplit = PlannerOptions { max_kv_per_item: 0, ..*options };
     for seq in seqs {
+        let is_long = options.max_split_queries > 0 && seq.num_queries > options.max_split_queries;
+        let options = if is_long { &unsplit } else { options };
         let mut first = 0;
         while first < seq.num_queries {
             let position = seq.first_position + first;
@@ -62,6 +67,55 @@ fn check(options: &PlannerOptions) {
         options.max_kv_per_item
     );
     assert!(options.window != Some(0), "a window of 0 would hide every key");
+}
+
+/// Parts of the longest context that are tried.
+const MAX_PARTS: u32 = 64;
+/// Splits are whole multiples of this many keys.
+const SPLIT_UNIT: u32 = 64;
+/// What an item costs beside its keys (its start, its partial result, its merge), in keys.
+const ITEM_COST: u64 = 96;
+/// More items than this are never made by splitting.
+const MAX_SPLIT_ITEMS: u64 = 4096;
+/// With so many rounds of whole contexts the last, half empty one no longer matters.
+const ENOUGH_ROUNDS: usize = 4;
+
+/// The `max_kv_per_item` with which decodes keep a device busy that works on `units` pairs of an item and a kv head at once:
+/// as many rounds of equal items as they take, at the least cost. Only runs of up to `max_split_queries` queries count.
+pub fn choose_split(
+    seqs: &[SequenceQueries],
+    options: &PlannerOptions,
+    num_kv_heads: usize,
+    units: usize,
+) -> u32 {
+    let block_size = options.block_size as u32;
+    let lengths = || {
+        let is_split = |seq: &&SequenceQueries| seq.num_queries <= options.max_split_queries.max(1);
+        seqs.iter().filter(is_split).map(|seq| {
+            let end = seq.first_position + seq.num_queries;
+            end - first_key(seq.first_position, options.window) / block_size * block_size
+        })
+    };
+    let count = lengths().count();
+    let Some(longest) = lengths().max().filter(|_| count * num_kv_heads < ENOUGH_ROUNDS * units) else {
+        return 0;
+    };
+    let cost = |items: u64, keys: u32| {
+        (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST)
+    };
+    let unit = SPLIT_UNIT.next_multiple_of(block_size);
+    let mut best = (cost(count as u64, longest), 0);
+    for parts in 2..=MAX_PARTS {
+        let split = longest.div_ceil(parts).next_multiple_of(unit);
+        let items: u64 = lengths().map(|length| u64::from(length.div_ceil(split))).sum();
+        if split < longest && items <= MAX_SPLIT_ITEMS {
+            best = best.min((cost(items, split), split));
+        }
+        if split == unit {
+            break;
+        }
+    }
+    best.1
 }
 
 /// How many of `remaining` queries from `position` on see the same splits, at most one item's worth.
@@ -192,7 +246,8 @@ mod tests {
                 seqs.iter().rev().find(|s| s.query_start <= item.query_start && s.num_queries > 0).unwrap();
             assert_eq!(item.kv_start % block_size, 0);
             assert_eq!(item.pages_start, seq.pages_start + item.kv_start / block_size);
-            assert!(options.max_kv_per_item == 0 || item.kv_len <= options.max_kv_per_item);
+            let is_long = options.max_split_queries > 0 && seq.num_queries > options.max_split_queries;
+            assert!(options.max_kv_per_item == 0 || is_long || item.kv_len <= options.max_kv_per_item);
             assert!(options.max_queries_per_item == 0 || item.num_queries <= options.max_queries_per_item);
             for i in 0..item.num_queries {
                 if item.partial == NO_PARTIAL {
@@ -225,10 +280,11 @@ mod tests {
             split_blocks in 0_u32..6,
             window in prop_oneof![Just(None), (1_u32..90).prop_map(Some)],
             max_queries_per_item in 0_u32..20,
+            max_split_queries in 0_u32..30,
         ) {
             let seqs = sequences(&shapes, block_size);
             let max_kv_per_item = split_blocks * block_size;
-            let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item, max_queries_per_item };
+            let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item, max_split_queries, max_queries_per_item };
             let mut plan = AttentionPlan { num_partials: 9, ..AttentionPlan::default() };
             plan_attention(&seqs, &options, &mut plan);
             check_plan(&seqs, &options, &plan);
@@ -243,7 +299,7 @@ mod tests {
             window in prop_oneof![Just(None), (1_u32..90).prop_map(Some)],
         ) {
             let cut = cut.min(num_queries - 1);
-            let options = PlannerOptions { block_size: 4, window, max_kv_per_item: 16, max_queries_per_item: 0 };
+            let options = PlannerOptions { block_size: 4, window, max_kv_per_item: 16, max_split_queries: 0, max_queries_per_item: 0 };
             let whole = sequences(&[(first_position, num_queries)], 4);
             let parts = sequences(&[(7, 5), (first_position, cut), (first_position + cut, num_queries - cut)], 4);
             let (mut whole_plan, mut parts_plan) = (AttentionPlan::default(), AttentionPlan::default());
@@ -260,8 +316,13 @@ mod tests {
     #[test]
     fn a_long_decode_is_split_and_merged() {
         let seqs = [SequenceQueries { query_start: 3, num_queries: 1, first_position: 40, pages_start: 10 }];
-        let options =
-            PlannerOptions { block_size: 8, window: None, max_kv_per_item: 16, max_queries_per_item: 0 };
+        let options = PlannerOptions {
+            block_size: 8,
+            window: None,
+            max_kv_per_item: 16,
+            max_split_queries: 0,
+            max_queries_per_item: 0,
+        };
         let mut plan = AttentionPlan::default();
         plan_attention(&seqs, &options, &mut plan);
         let item = |pages_start, kv_start, kv_len, partial| AttentionItem {
@@ -278,10 +339,42 @@ mod tests {
     }
 
     #[test]
+    fn few_long_contexts_are_split_and_many_are_not() {
+        let options = PlannerOptions {
+            block_size: 16,
+            window: None,
+            max_kv_per_item: 0,
+            max_split_queries: 1,
+            max_queries_per_item: 0,
+        };
+        let split = |batch: usize, context: u32, window| {
+            let seqs = sequences(&vec![(context - 1, 1); batch], 16);
+            choose_split(&seqs, &PlannerOptions { window, ..options }, 8, 264)
+        };
+        // One round of 33 items with 8 heads each is all that 264 places take.
+        assert_eq!(split(1, 384, None), 64);
+        assert_eq!(split(1, 131_072, None), 4032);
+        assert_eq!(split(8, 16_384, None), 4096);
+        // A few keys more make four longer parts, not a fifth.
+        assert_eq!(split(8, 16_448, None), 4160);
+        assert_eq!([32, 64, 256].map(|batch| split(batch, 640, None)), [0; 3]);
+        // Only what a window shows is split.
+        assert_eq!([100, 40].map(|window| split(8, 16_384, Some(window))), [64, 0]);
+        // Prompts are no reason to split, and a device that wants no splits gets none.
+        assert_eq!(choose_split(&sequences(&[(0, 4096)], 16), &options, 8, 264), 0);
+        assert_eq!(choose_split(&sequences(&[(4096, 1)], 16), &options, 8, 0), 0);
+    }
+
+    #[test]
     #[should_panic(expected = "max_kv_per_item (20) must be a multiple of the block size (16)")]
     fn splits_lie_between_blocks() {
-        let options =
-            PlannerOptions { block_size: 16, window: None, max_kv_per_item: 20, max_queries_per_item: 0 };
+        let options = PlannerOptions {
+            block_size: 16,
+            window: None,
+            max_kv_per_item: 20,
+            max_split_queries: 0,
+            max_queries_per_item: 0,
+        };
         plan_attention(&[], &options, &mut AttentionPlan::default());
     }
 }

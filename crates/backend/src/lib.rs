@@ -17,13 +17,14 @@ mod kv_spec;
 mod mock;
 mod ops;
 pub mod quant;
+mod random_fill;
 mod reference;
 pub mod sampling;
 mod step;
 mod tensor;
 pub mod testing;
 
-pub use attention_plan::{PlannerOptions, SequenceQueries, plan_attention};
+pub use attention_plan::{PlannerOptions, SequenceQueries, choose_split, plan_attention};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
 pub use mock::{MockBackend, MockOptions};
@@ -32,6 +33,7 @@ pub use ops::{
     Norm, NormKind, NormOp, Ops, Program, Qkv, RopeId, RopeSpec, RopeStyle, StepLimits, VectorId, WeightId,
     WeightUse,
 };
+pub use random_fill::RandomFill;
 pub use reference::ReferenceBackend;
 pub use step::{
     AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, RowLists, SampleRow, Sampled,

@@ -62,6 +62,11 @@ pub struct DeviceInfo {
     pub kv_cap_bytes: Option<u64>,
     /// How many steps may be submitted before the first is collected.
     pub max_steps_in_flight: usize,
+    /// Pairs of an attention item and a kv head that it works on at once: with fewer, contexts are split over several
+    /// items. 0: they are never split.
+    pub attention_units: usize,
+    /// Query heads times queries of one kv head that it likes in an item; 0: it has no wish.
+    pub attention_rows: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,
@@ -258,6 +263,12 @@ pub trait Backend: Send {
         num_device_blocks: usize,
         num_host_blocks: usize,
     ) -> Result<(), BackendError>;
+
+    /// Prepares for the decode steps of a program, so that none is slow when it comes first. Called once, when all else is
+    /// made.
+    fn warm_up(&mut self, _program: &dyn Program) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     /// Starts a step: uploads the input, moves blocks, runs the program. At most two steps are in flight.
     fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError>;

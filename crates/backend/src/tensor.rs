@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
-use crate::WeightFormat;
+use crate::{RandomFill, WeightFormat};
 
 /// A range of bytes owned by something else, such as a memory-mapped file.
 #[derive(Clone)]
@@ -23,6 +23,11 @@ impl SharedBytes {
 
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self::new(Arc::new(bytes))
+    }
+
+    /// Bytes that are made when they are first looked at.
+    fn lazy(len: usize, make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self { owner: Arc::new(Lazy { bytes: OnceLock::new(), make: Box::new(make) }), range: 0..len }
     }
 
     /// A part of these bytes, or `None` if it does not lie within them.
@@ -43,6 +48,17 @@ impl SharedBytes {
 
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
+    }
+}
+
+struct Lazy {
+    bytes: OnceLock<Vec<u8>>,
+    make: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+}
+
+impl AsRef<[u8]> for Lazy {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get_or_init(|| (self.make)())
     }
 }
 
@@ -69,6 +85,7 @@ pub struct Tensor {
     rows: usize,
     cols: usize,
     bytes: SharedBytes,
+    random: Option<RandomFill>,
 }
 
 impl Tensor {
@@ -89,13 +106,31 @@ impl Tensor {
         if bytes.len() != expected {
             return Err(TensorError::WrongSize { format, rows, cols, expected, got: bytes.len() });
         }
-        Ok(Self { format, rows, cols, bytes })
+        Ok(Self { format, rows, cols, bytes, random: None })
     }
 
     /// A matrix of f32 values, mostly for tests and small vectors.
     pub fn from_f32(rows: usize, cols: usize, values: &[f32]) -> Result<Self, TensorError> {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Self::new(WeightFormat::F32, rows, cols, SharedBytes::from_vec(bytes))
+    }
+
+    /// A matrix of random values in a float format. A backend that can make them itself need never look at the bytes.
+    pub fn random(
+        format: WeightFormat,
+        rows: usize,
+        cols: usize,
+        fill: RandomFill,
+    ) -> Result<Self, TensorError> {
+        let too_large = TensorError::TooLarge { format, rows, cols };
+        let len = format.row_bytes(cols).and_then(|row| row.checked_mul(rows)).ok_or(too_large)?;
+        let bytes = SharedBytes::lazy(len, move || fill.bytes(format, rows * cols));
+        Ok(Self { random: Some(fill), ..Self::new(format, rows, cols, bytes)? })
+    }
+
+    /// What the bytes are made from, where they are random.
+    pub fn random_fill(&self) -> Option<RandomFill> {
+        self.random
     }
 
     pub fn format(&self) -> WeightFormat {
@@ -114,6 +149,11 @@ impl Tensor {
         self.bytes.as_slice()
     }
 
+    /// How many bytes there are, without making any that are random.
+    pub fn num_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The bytes of one row.
     pub fn row(&self, row: usize) -> &[u8] {
         let len = self.bytes.len() / self.rows;
@@ -127,7 +167,7 @@ impl Tensor {
         }
         let row_len = self.bytes.len().checked_div(self.rows)?;
         let bytes = self.bytes.slice(range.start * row_len..range.end * row_len)?;
-        Some(Self { format: self.format, rows: range.len(), cols: self.cols, bytes })
+        Some(Self { format: self.format, rows: range.len(), cols: self.cols, bytes, random: None })
     }
 }
 
@@ -151,6 +191,22 @@ mod tests {
             Tensor::new(WeightFormat::F32, usize::MAX, 4, bytes(4)),
             Err(TensorError::TooLarge { .. })
         ));
+    }
+
+    #[test]
+    fn random_values_are_made_from_the_seed() {
+        let fill = RandomFill { seed: 7, largest: 1.0 };
+        let tensor = Tensor::random(WeightFormat::F32, 3, 20, fill).unwrap();
+        assert_eq!((tensor.bytes().len(), tensor.random_fill()), (240, Some(fill)));
+        let values: Vec<f32> =
+            tensor.bytes().as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect();
+        // The first number of splitmix64 from 7 on is 0x63cb_e1e4_5932_0dd7; its lowest byte is the first level.
+        assert_eq!(values[0].to_bits(), (0xd7 as f32 * fill.step() - 1.0).to_bits());
+        assert_eq!(values[1].to_bits(), (0x0d as f32 * fill.step() - 1.0).to_bits());
+        assert!(values.iter().all(|value| value.abs() <= 1.0));
+        // A part has the bytes of its rows, but is not itself made from the seed.
+        let part = tensor.slice_rows(1..3).unwrap();
+        assert_eq!((part.row(0), part.random_fill()), (tensor.row(1), None));
     }
 
     #[test]

@@ -137,6 +137,8 @@ impl Backend for CpuBackend {
             // Other programs live in this memory too: half of what is free, and no more than most people expect.
             kv_cap_bytes: Some((memory.free_bytes / 2).min(4 << 30)),
             max_steps_in_flight: 1,
+            attention_units: 0,
+            attention_rows: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,
             swap_bytes_per_second: 5e9,

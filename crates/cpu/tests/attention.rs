@@ -148,6 +148,7 @@ fn step(case: &Case, runs: &[Run]) -> StepInput {
         block_size: BLOCK_SIZE,
         window: case.window,
         max_kv_per_item: case.split,
+        max_split_queries: 0,
         max_queries_per_item: 0,
     };
     let mut plan = AttentionPlan::default();

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RopeId, RopeSpec,
-    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RandomFill, RopeId,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use half::bf16;
 
@@ -19,7 +19,7 @@ use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
-use crate::weights::{Staging, Weight};
+use crate::weights::{Staging, Weight, fill};
 
 /// Tokens of a KV block unless asked otherwise.
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -30,6 +30,7 @@ const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 const MAX_IN_FLIGHT: usize = 2;
+const SKINNY_ROWS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -41,6 +42,9 @@ pub struct CudaOptions {
     pub cache_dir: Option<PathBuf>,
     /// Memory for partial results of attention that is split over a long context.
     pub partial_bytes: usize,
+    /// Products of bf16 weights with at most this many tokens are done by our own tensor-core kernels, larger ones by
+    /// cuBLASLt.
+    pub skinny_rows: usize,
 }
 
 impl Default for CudaOptions {
@@ -53,6 +57,7 @@ impl Default for CudaOptions {
             enforce_eager: false,
             cache_dir: cache.map(|cache| cache.join("baton/kernels")),
             partial_bytes: 256 << 20,
+            skinny_rows: SKINNY_ROWS,
         }
     }
 }
@@ -91,11 +96,15 @@ pub(crate) struct Device {
     /// A piece of a weight as bf16.
     pub(crate) converted: DeviceMemory,
     pub(crate) partials: DeviceMemory,
+    /// How many partials of each merge and kv head are there: 0 between launches.
+    pub(crate) arrivals: DeviceMemory,
     pub(crate) adjusted: DeviceMemory,     // [max samples, vocab] f32
     pub(crate) sample_parts: DeviceMemory, // [2, max samples, parts]
     pub(crate) drawn: DeviceMemory,        // [max samples]
     pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
+    /// Rows of bf16 weights that the skinny kernels take.
+    pub(crate) skinny_rows: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) kernels: Kernels,
@@ -178,6 +187,8 @@ impl CudaBackend {
             projected: nothing()?,
             converted: nothing()?,
             partials: nothing()?,
+            arrivals: nothing()?,
+            skinny_rows: options.skinny_rows,
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,
@@ -285,11 +296,12 @@ impl CudaBackend {
     fn launch(
         &mut self,
         shape: Shape,
-        is_bucket: bool,
+        [is_bucket, is_recording]: [bool; 2],
         num_partials: &[u32],
         program: &dyn Program,
     ) -> Result<(), BackendError> {
-        let mut run = Run { device: &mut self.device, shape, is_bucket, num_partials, failure: None };
+        let mut run =
+            Run { device: &mut self.device, shape, is_bucket, is_recording, num_partials, failure: None };
         program.run(&mut run);
         run.failure.map_or(Ok(()), Err)
     }
@@ -298,25 +310,49 @@ impl CudaBackend {
         let limits = self.limits.expect("checked before");
         let exact = Shape::exact(input);
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
-        let max_rows = limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples);
-        let bucket = if self.enforce_eager { None } else { exact.bucket(max_rows) };
-        let Some(bucket) = bucket else { return self.launch(exact, false, &num_partials, program) };
+        let bucket = if self.enforce_eager { None } else { exact.bucket(Self::max_decodes(&limits)) };
+        let Some(bucket) = bucket else { return self.launch(exact, [false; 2], &num_partials, program) };
         let key = (fingerprint(program), bucket);
         match self.graphs.action(key) {
-            Action::Run => self.launch(bucket, true, &num_partials, program),
+            Action::Run => self.launch(bucket, [true, false], &num_partials, program),
             Action::Replay => self.graphs.replay(&self.device.gpu, key),
             Action::Record => {
-                Graph::begin(&self.device.gpu)?;
-                let launched = self.launch(bucket, true, &num_partials, program);
-                let graph = Graph::end(&self.device.gpu);
-                launched?;
-                self.graphs.store(key, graph.ok());
+                self.record(key, &num_partials, program)?;
                 match self.graphs.action(key) {
                     Action::Replay => self.graphs.replay(&self.device.gpu, key),
-                    _ => self.launch(bucket, true, &num_partials, program),
+                    _ => self.launch(bucket, [true, false], &num_partials, program),
                 }
             }
         }
+    }
+
+    fn record(
+        &mut self,
+        key: (u64, Shape),
+        num_partials: &[u32],
+        program: &dyn Program,
+    ) -> Result<(), BackendError> {
+        Graph::begin(&self.device.gpu)?;
+        let launched = self.launch(key.1, [true; 2], num_partials, program);
+        let graph = Graph::end(&self.device.gpu);
+        launched?;
+        self.graphs.store(key, graph.ok());
+        Ok(())
+    }
+
+    /// Random values where products read, because a device is faster on zeros.
+    fn fill_activations(&self) -> Result<(), BackendError> {
+        let Device { gpu, kernels, buffers, normed, .. } = &self.device;
+        let activations = buffers.iter().filter(|buffer| !buffer.is_f32).map(|buffer| &buffer.memory);
+        for memory in activations.chain([normed]) {
+            fill(gpu, kernels, memory, RandomFill { seed: memory.address(), largest: 1.0 })?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the largest step that is recorded.
+    fn max_decodes(limits: &StepLimits) -> usize {
+        limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples).min(limits.max_seqs)
     }
 }
 
@@ -353,7 +389,8 @@ impl Backend for CudaBackend {
         for part in parts {
             self.device.kernels.prepare_format(part.format())?;
         }
-        let weight = Weight::load(&self.device.gpu, &mut self.staging, parts)?;
+        let Device { gpu, kernels, .. } = &self.device;
+        let weight = Weight::load(gpu, kernels, &mut self.staging, parts)?;
         if usage != WeightUse::Embedding {
             // A head writes logits, never scratch; a small one is not worth knowing.
             let is_head = weight.rows > MAX_SMALL_HEAD
@@ -446,7 +483,28 @@ impl Backend for CudaBackend {
         }
         self.device.partials =
             self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
+        let most_heads = spec.layers.iter().map(|layer| layer.num_kv_heads).max().unwrap_or(0);
+        self.device.arrivals =
+            self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
+        self.device.gpu.synchronize()
+    }
+
+    fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
+        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return Ok(()) };
+        self.device.gpu.bind()?;
+        self.fill_activations()?;
+        // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
+        let slots = self.slots.as_mut().expect("made with the limits");
+        let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
+        self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
+        let fingerprint = fingerprint(program);
+        // The largest step is not recorded, but its products are chosen by time as well.
+        self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
+        for bucket in Shape::buckets(Self::max_decodes(&limits)) {
+            self.launch(bucket, [true, false], &[], program)?;
+            self.record((fingerprint, bucket), &[], program)?;
+        }
         self.device.gpu.synchronize()
     }
 

@@ -15,7 +15,10 @@ const BASIC: &str = include_str!("kernels/basic.cu");
 const PRODUCT: &str = include_str!("kernels/product.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
-const ATTENTION: &str = include_str!("kernels/attention.cu");
+const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
+const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
+const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
+const SKINNY: &str = include_str!("kernels/skinny.cu");
 const SAMPLE: &str = include_str!("kernels/sample.cu");
 
 /// Every architecture the kernels are known to compile for.
@@ -29,6 +32,7 @@ pub(crate) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 pub(crate) enum Unit {
     Basic,
     Product(WeightFormat),
+    Skinny,
     AttentionAny,
     Attention { head_dim: usize, is_f16: bool },
     Sample,
@@ -36,7 +40,7 @@ pub(crate) enum Unit {
 
 impl Unit {
     fn every() -> Vec<Self> {
-        let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
+        let mut units = vec![Self::Basic, Self::Skinny, Self::AttentionAny, Self::Sample];
         units.extend(WeightFormat::ALL.map(Self::Product));
         for head_dim in HEAD_DIMS {
             units.extend([false, true].map(|is_f16| Self::Attention { head_dim, is_f16 }));
@@ -49,7 +53,10 @@ impl Unit {
             Self::Basic => &[COMMON, BASIC],
             Self::Product(_) => &[COMMON, PRODUCT],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
-            Self::Attention { .. } => &[COMMON, ATTENTION_SHARED, ATTENTION],
+            Self::Attention { .. } => {
+                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FEW, ATTENTION_MANY]
+            }
+            Self::Skinny => &[COMMON, SKINNY],
             Self::Sample => &[COMMON, SAMPLE],
         };
         parts.concat()
@@ -73,6 +80,7 @@ impl Unit {
         match self {
             Self::Basic => "basic".to_owned(),
             Self::Product(format) => format!("product {format}"),
+            Self::Skinny => "skinny".to_owned(),
             Self::AttentionAny => "attention_any".to_owned(),
             Self::Attention { head_dim, is_f16 } => {
                 format!("attention {head_dim} {}", if is_f16 { "f16" } else { "bf16" })

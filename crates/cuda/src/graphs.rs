@@ -1,8 +1,9 @@
 //! Recorded steps. A decode step launches some hundred small kernels; recorded once for a number of rows (a bucket), they
 //! are started by one call and follow each other without the host.
 //!
-//! A graph belongs to a program (known by a fingerprint of its ops) and a [`Shape`]. The first step of a shape runs
-//! unrecorded, which also makes the libraries load what they need; the second is recorded.
+//! A graph belongs to a program (known by a fingerprint of its ops) and a [`Shape`]. Those of an engine's program are
+//! recorded before it is ready (`warm_up`). Of any other program the first step of a shape runs unrecorded, which also makes
+//! the libraries load what they need; the second is recorded.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,7 +35,6 @@ pub(crate) struct PlanShape {
     /// Fewest and most queries of an item; 0 without items.
     pub(crate) min_queries: u32,
     pub(crate) max_queries: u32,
-    pub(crate) has_merges: bool,
 }
 
 impl Shape {
@@ -50,7 +50,6 @@ impl Shape {
             *shape = PlanShape {
                 min_queries: queries().min().unwrap_or(0),
                 max_queries: queries().max().unwrap_or(0),
-                has_merges: !plan.merges.is_empty(),
             };
         }
         shape
@@ -66,10 +65,31 @@ impl Shape {
         if !is_decode || rows > max_rows.min(MAX_GRAPH_ROWS) {
             return None;
         }
-        let bucket = if rows <= 8 { rows.next_power_of_two() } else { rows.next_multiple_of(8) };
-        let bucket = bucket.min(max_rows) as u32;
-        Some(Self { tokens: bucket, logit_rows: bucket, samples: bucket, plans: self.plans })
+        Some(Self::decode(bucket_rows(rows).min(max_rows)))
     }
+
+    /// The step of so many decodes. Plans that a model does not have have no items and no ops.
+    fn decode(rows: usize) -> Self {
+        let rows = rows as u32;
+        let plan = PlanShape { min_queries: 1, max_queries: 1 };
+        Self { tokens: rows, logit_rows: rows, samples: rows, plans: [plan; MAX_PLANS] }
+    }
+
+    /// A step of so many tokens of prompts that are not at their end.
+    pub(crate) fn prompts(tokens: usize) -> Self {
+        Self { tokens: tokens as u32, ..Self::default() }
+    }
+
+    /// Every bucket for steps of up to `max_rows`.
+    pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = Self> {
+        let max_rows = max_rows.min(MAX_GRAPH_ROWS);
+        let whole = (1..=max_rows).filter(move |&rows| bucket_rows(rows) == rows || rows == max_rows);
+        whole.map(Self::decode)
+    }
+}
+
+fn bucket_rows(rows: usize) -> usize {
+    if rows <= 8 { rows.next_power_of_two() } else { rows.next_multiple_of(8) }
 }
 
 #[derive(Debug, Default)]
@@ -235,6 +255,9 @@ mod tests {
         );
         assert_eq!(decode(29).bucket(30).map(|bucket| bucket.tokens), Some(30));
         assert_eq!(Shape { tokens: 2, ..decode(1) }.bucket(256), None);
+        let every: Vec<u32> = Shape::buckets(30).map(|bucket| bucket.tokens).collect();
+        assert_eq!(every, [1, 2, 4, 8, 16, 24, 30]);
+        assert!((1..=30).all(|rows| every.contains(&decode(rows).bucket(30).unwrap().tokens)));
         let mut prompt = decode(4);
         prompt.plans[0].max_queries = 4;
         assert_eq!(prompt.bucket(256), None);

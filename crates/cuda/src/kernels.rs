@@ -25,12 +25,32 @@ pub(crate) struct Kernels {
     pub(crate) add_bias: Function,
     pub(crate) softcap: Function,
     pub(crate) move_blocks: Function,
+    pub(crate) fill_random: Function,
+    pub(crate) skinny: Skinny,
     pub(crate) attention_any: Function,
     pub(crate) merge_partials: Function,
     pub(crate) sample_prepare: Function,
     pub(crate) sample_choose: Function,
     products: HashMap<WeightFormat, Products>,
     attention: HashMap<(usize, bool), TiledAttention>,
+}
+
+/// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
+pub(crate) const SKINNY_TILES: [u32; 2] = [1, 2];
+/// Threads of their blocks, and the ring of weights: two stages of 2 KiB a warp. As in `skinny.cu`.
+pub(crate) const SKINNY_THREADS: u32 = 512;
+pub(crate) const SKINNY_SHARED_BYTES: u32 = 16 * 2 * 2048;
+
+/// For each of [`SKINNY_TILES`]: without a norm, and with.
+pub(crate) type SkinnyKernels = [[Function; 2]; 2];
+
+/// Products of bf16 weights with few tokens, fused with what stands around them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Skinny {
+    pub(crate) linear: SkinnyKernels,
+    pub(crate) logits: SkinnyKernels,
+    pub(crate) gated: SkinnyKernels,
+    pub(crate) qkv: SkinnyKernels,
 }
 
 /// The kernels of one weight format.
@@ -60,19 +80,21 @@ impl Kernels {
     /// Compiles what every model needs, in parallel; the rest comes with the weights and the cache.
     pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Result<Self, BackendError> {
         let architecture = architecture(gpu.properties.capability);
-        let units = [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16)];
+        let units =
+            [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16), Unit::Skinny];
         let codes = std::thread::scope(|scope| {
             let (architecture, cache_dir) = (&architecture, cache_dir.as_deref());
             let start = |unit| scope.spawn(move || cubin(unit, architecture, cache_dir));
             let jobs = units.map(start);
             jobs.map(|job| job.join().expect("compiling a kernel does not panic"))
         });
-        let [basic, attention, sample, product] = codes;
-        let (basic, attention, sample, product) = (
+        let [basic, attention, sample, product, skinny] = codes;
+        let (basic, attention, sample, product, skinny) = (
             Module::load(&basic?)?,
             Module::load(&attention?)?,
             Module::load(&sample?)?,
             Module::load(&product?)?,
+            Module::load(&skinny?)?,
         );
         let products = HashMap::from([(WeightFormat::BF16, product.products()?)]);
         Ok(Self {
@@ -82,13 +104,15 @@ impl Kernels {
             add_bias: basic.function("add_bias")?,
             softcap: basic.function("softcap")?,
             move_blocks: basic.function("move_blocks")?,
+            fill_random: basic.function("fill_random")?,
+            skinny: skinny.skinny()?,
             attention_any: attention.function("attention_any")?,
             merge_partials: attention.function("merge_partials")?,
             sample_prepare: sample.function("sample_prepare")?,
             sample_choose: sample.function("sample_choose")?,
             products,
             attention: HashMap::new(),
-            modules: vec![basic, attention, sample, product],
+            modules: vec![basic, attention, sample, product, skinny],
             architecture,
             cache_dir,
         })
@@ -109,14 +133,19 @@ impl Kernels {
         if !self.attention.contains_key(&(head_dim, is_f16)) {
             let module = self.load(Unit::Attention { head_dim, is_f16 })?;
             let row_bytes = head_dim as u32 * 2;
-            // Queries of 16 or 64 rows, then the stages of 64 keys and 64 values.
-            let num_stages = if head_dim > 128 { 2 } else { 3 };
-            let shared_bytes = |rows: u32| (rows + num_stages * 2 * 64) * row_bytes;
+            // As `attention_few.cu` and `attention_many.cu` lay it out: rings of keys and values, and beside them the sums
+            // of four warps for eight rows, or 128 rows of queries.
+            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 };
+            let (many_stages, many_keys) = match head_dim {
+                64 => (3, 32),
+                128 => (3, 64),
+                _ => (2, 16),
+            };
             let tiled = TiledAttention {
                 few: module.function("attention_few")?,
                 many: module.function("attention_many")?,
-                few_shared_bytes: shared_bytes(16),
-                many_shared_bytes: shared_bytes(64),
+                few_shared_bytes: 4 * few_stages * 2 * 16 * row_bytes + 4 * 8 * head_dim as u32 * 4,
+                many_shared_bytes: (128 + many_stages * 2 * many_keys) * row_bytes,
             };
             allow_shared(tiled.few, tiled.few_shared_bytes)?;
             allow_shared(tiled.many, tiled.many_shared_bytes)?;
@@ -167,6 +196,24 @@ impl Module {
             embed: self.function("embed")?,
             convert: self.function("convert")?,
         })
+    }
+}
+
+impl Module {
+    fn skinny(&self) -> Result<Skinny, BackendError> {
+        let all = |name: &str| -> Result<SkinnyKernels, BackendError> {
+            let both = |tiles: u32| {
+                let plain = self.function(&format!("{name}_{tiles}"))?;
+                let normed = self.function(&format!("normed_{name}_{tiles}"))?;
+                for function in [plain, normed] {
+                    allow_shared(function, SKINNY_SHARED_BYTES)?;
+                }
+                Ok::<_, BackendError>([plain, normed])
+            };
+            let [one, two] = SKINNY_TILES.map(both);
+            Ok([one?, two?])
+        };
+        Ok(Skinny { linear: all("linear")?, logits: all("logits")?, gated: all("gated")?, qkv: all("qkv")? })
     }
 }
 

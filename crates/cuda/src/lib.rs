@@ -10,8 +10,8 @@
 //! host. Two steps may be in flight.
 //!
 //! Activations are bf16, the residual stream included; sums, norms, scores and logits are f32. Weights keep their format:
-//! up to [`MAX_PRODUCT_ROWS`] rows our own kernels read them as they are, larger products go to cuBLASLt, which gets what is
-//! not bf16 converted piece by piece.
+//! for few rows our own kernels read them as they are (bf16 on tensor cores, fused with norms, rotary embedding and
+//! activations), larger products go to cuBLASLt, which gets what is not bf16 converted piece by piece.
 //!
 //! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile` and `gemm`.
 
@@ -27,9 +27,11 @@ mod output;
 mod pack;
 mod params;
 mod probe;
+mod products;
+mod skinny;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};
-pub use ops::MAX_PRODUCT_ROWS;
 pub use probe::Missing;
+pub use products::MAX_PRODUCT_ROWS;

@@ -5,25 +5,22 @@
 
 use baton_backend::{
     Activation, Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind,
-    NormOp, Ops, Qkv, VectorId, WeightFormat, WeightId,
+    NormOp, Ops, Qkv, VectorId,
 };
 
 use crate::backend::{Device, PARTIAL_LSE_SHARE};
-use crate::gemm;
 use crate::graphs::Shape;
-use crate::kernels::PRODUCT_ROWS;
 use crate::params::{
-    ActivateParams, Address, AttentionParams, BiasParams, ConvertParams, EmbedParams, NormParams,
-    ProductParams, RopeParams, SampleParams, SoftcapParams,
+    ActivateParams, Address, AttentionParams, EmbedParams, NormParams, ProductParams, RopeParams,
+    SampleParams,
 };
-use crate::weights::Part;
+use crate::products::{Product, is_small, rows_index};
 
-/// More rows of bf16 weights than this go to cuBLASLt. Other formats get more, because those must be converted first.
-pub const MAX_PRODUCT_ROWS: usize = 2;
-const MAX_QUANTISED_ROWS: usize = 8;
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
+/// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
+const RESERVED_SHARED: u32 = 2048;
 
 /// One step on its way through a program.
 pub(crate) struct Run<'a> {
@@ -31,50 +28,23 @@ pub(crate) struct Run<'a> {
     pub(crate) shape: Shape,
     /// The shape is a bucket, whose products come again and again.
     pub(crate) is_bucket: bool,
+    /// The launches are recorded, to be replayed after everything before them is done.
+    pub(crate) is_recording: bool,
     /// Partial slots that each plan of the step uses.
     pub(crate) num_partials: &'a [u32],
     pub(crate) failure: Option<BackendError>,
 }
 
-/// A product and where its result goes.
-struct Product {
-    input: Address,
-    m: usize,
-    /// Rows that input and output have room for.
-    max_m: usize,
-    weight: WeightId,
-    bias: Option<VectorId>,
-    output: Address,
-    output_stride: usize,
-    accumulate: bool,
-    is_f32: bool,
-    softcap: Option<f32>,
-}
-
-fn unsupported(what: impl Into<String>) -> BackendError {
+pub(crate) fn unsupported(what: impl Into<String>) -> BackendError {
     BackendError::Unsupported { what: what.into() }
 }
 
-fn activation_number(activation: Activation) -> u32 {
+pub(crate) fn activation_number(activation: Activation) -> u32 {
     match activation {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,
         Activation::Gelu => 2,
     }
-}
-
-/// The product kernel for `m` rows.
-fn rows_index(m: usize) -> usize {
-    PRODUCT_ROWS.iter().position(|rows| m <= *rows as usize).expect("m is at most the largest kernel's rows")
-}
-
-/// Rows of a large product: more than there are, so that there are few shapes. What the others hold does not matter.
-fn padded_rows(m: usize) -> usize {
-    m.next_multiple_of(if m <= 128 { 8 } else { 64 })
-}
-
-fn is_small(part: &Part, m: usize) -> bool {
-    m <= if part.format == WeightFormat::BF16 { MAX_PRODUCT_ROWS } else { MAX_QUANTISED_ROWS }
 }
 
 impl Run<'_> {
@@ -85,16 +55,16 @@ impl Run<'_> {
         }
     }
 
-    fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.shape.tokens as usize
     }
 
-    fn vector(&self, id: Option<VectorId>) -> Address {
+    pub(crate) fn vector(&self, id: Option<VectorId>) -> Address {
         id.map_or(0, |id| self.device.vectors[id.0 as usize].address())
     }
 
     /// A bf16 buffer of this width.
-    fn buffer(&self, id: BufferId, cols: usize) -> Result<Address, BackendError> {
+    pub(crate) fn buffer(&self, id: BufferId, cols: usize) -> Result<Address, BackendError> {
         let buffer = &self.device.buffers[id.0 as usize];
         if buffer.cols != cols || buffer.is_f32 {
             return Err(unsupported(format!(
@@ -147,133 +117,6 @@ impl Run<'_> {
         Ok(scratch)
     }
 
-    fn product(&mut self, product: &Product) -> Result<(), BackendError> {
-        if product.m == 0 {
-            return Ok(());
-        }
-        let num_parts = self.device.weights[product.weight.0 as usize].parts.len();
-        let element = if product.is_f32 { 4 } else { 2 };
-        let mut all_small = true;
-        for number in 0..num_parts {
-            let part = &self.device.weights[product.weight.0 as usize].parts[number];
-            let output = product.output + (part.first_row * element) as u64;
-            if is_small(part, product.m) {
-                self.small_product(product, number, output)?;
-            } else {
-                all_small = false;
-                self.large_product(product, number, output)?;
-            }
-        }
-        match product.softcap {
-            Some(cap) if !all_small => {
-                let count = (product.m * product.output_stride) as u64;
-                let params = SoftcapParams { values: product.output, count, cap };
-                // SAFETY: the struct is the kernel's; the output has these values.
-                unsafe { self.device.gpu.launch(self.device.kernels.softcap, (1024, 1), 256, 0, &params) }
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn small_product(
-        &mut self,
-        product: &Product,
-        number: usize,
-        output: Address,
-    ) -> Result<(), BackendError> {
-        let device = &*self.device;
-        let weight = &device.weights[product.weight.0 as usize];
-        let part = &weight.parts[number];
-        let bias = self.vector(product.bias);
-        let all_small = weight.parts.iter().all(|part| is_small(part, product.m));
-        let params = ProductParams {
-            weight: part.memory.address(),
-            row_bytes: part.row_bytes as u64,
-            input: product.input,
-            bias: if bias == 0 { 0 } else { bias + 4 * part.first_row as u64 },
-            output,
-            num_rows: part.rows as u32,
-            cols: weight.cols as u32,
-            m: product.m as u32,
-            output_stride: product.output_stride as u32,
-            accumulate: u32::from(product.accumulate),
-            is_f32: u32::from(product.is_f32),
-            // Where a large part follows, the whole row is bent afterwards.
-            softcap: if all_small { product.softcap.unwrap_or(0.0) } else { 0.0 },
-            activation: 0,
-        };
-        let function = device.kernels.products(part.format).plain[rows_index(product.m)];
-        // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
-        unsafe { device.gpu.launch(function, (part.rows.div_ceil(4) as u32, 1), 128, 0, &params) }
-    }
-
-    fn large_product(
-        &mut self,
-        product: &Product,
-        number: usize,
-        output: Address,
-    ) -> Result<(), BackendError> {
-        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
-        let weight = &weights[product.weight.0 as usize];
-        let part = &weight.parts[number];
-        let element = if product.is_f32 { 4 } else { 2 };
-        let piece = if part.format == WeightFormat::BF16 {
-            part.rows
-        } else {
-            (converted.bytes() / 2 / weight.cols).min(part.rows)
-        };
-        for first in (0..part.rows).step_by(piece.max(1)) {
-            let rows = piece.min(part.rows - first);
-            let mut source = part.memory.address() + (first * part.row_bytes) as u64;
-            if part.format != WeightFormat::BF16 {
-                let params = ConvertParams {
-                    weight: source,
-                    row_bytes: part.row_bytes as u64,
-                    output: converted.address(),
-                    num_rows: rows as u32,
-                    cols: weight.cols as u32,
-                };
-                // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
-                unsafe {
-                    gpu.launch(kernels.products(part.format).convert, (rows as u32, 1), 128, 0, &params)
-                }?;
-                source = converted.address();
-            }
-            let target = output + (first * element) as u64;
-            let is_aligned = |bytes: u64| {
-                target.is_multiple_of(bytes)
-                    && ((product.output_stride * element) as u64).is_multiple_of(bytes)
-            };
-            let shape = gemm::Shape {
-                m: padded_rows(product.m).min(product.max_m),
-                n: rows,
-                k: weight.cols,
-                output_stride: product.output_stride,
-                is_f32: product.is_f32,
-                output_alignment: if is_aligned(16) { 16 } else { element as u32 },
-            };
-            let matrices = gemm::Matrices { weight: source, input: product.input, output: target };
-            // A product that adds to its output must not be timed there.
-            let scratch = if product.accumulate { projected.address() } else { target };
-            let fits = !product.accumulate || shape.m * shape.output_stride * element <= projected.bytes();
-            let scratch = Some(scratch).filter(|_| self.is_bucket && fits);
-            // SAFETY: the addresses are matrices of the shape's sizes.
-            unsafe { gemm.multiply(gpu, shape, matrices, product.accumulate, scratch) }?;
-        }
-        let Some(bias) = product.bias else { return Ok(()) };
-        if part.rows != weight.rows || product.output_stride != weight.rows || product.is_f32 {
-            return Err(unsupported("a bias for a weight of several formats"));
-        }
-        let params = BiasParams {
-            values: output,
-            bias: vectors[bias.0 as usize].address(),
-            rows: product.m as u32,
-            width: weight.rows as u32,
-        };
-        // SAFETY: the struct is the kernel's; the output is `[m, rows]`.
-        unsafe { gpu.launch(kernels.add_bias, (512, 1), 256, 0, &params) }
-    }
-
     fn try_embed(&mut self, op: &Embed) -> Result<(), BackendError> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
@@ -304,6 +147,9 @@ impl Run<'_> {
     }
 
     fn try_linear(&mut self, op: &Linear) -> Result<(), BackendError> {
+        if self.skinny_linear(op)? {
+            return Ok(());
+        }
         let (rows, cols) = self.weight_size(op.weight);
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
         let output = self.buffer(op.output, rows)?;
@@ -321,34 +167,10 @@ impl Run<'_> {
         })
     }
 
-    fn weight_size(&self, weight: WeightId) -> (usize, usize) {
-        let weight = &self.device.weights[weight.0 as usize];
-        (weight.rows, weight.cols)
-    }
-
-    /// Projects all rows into scratch, without bias.
-    fn project(&mut self, input: Address, weight: WeightId) -> Result<Address, BackendError> {
-        let output = self.device.projected.address();
-        let (rows, _) = self.weight_size(weight);
-        if self.tokens() * rows * 2 > self.device.projected.bytes() {
-            return Err(unsupported("a projection wider than the weights that were loaded for one"));
-        }
-        self.product(&Product {
-            input,
-            m: self.tokens(),
-            max_m: self.device.max_tokens,
-            weight,
-            bias: None,
-            output,
-            output_stride: rows,
-            accumulate: false,
-            is_f32: false,
-            softcap: None,
-        })?;
-        Ok(output)
-    }
-
     fn try_gated(&mut self, op: &GatedLinear) -> Result<(), BackendError> {
+        if self.skinny_gated(op)? {
+            return Ok(());
+        }
         let (rows, cols) = self.weight_size(op.weight);
         let width = rows / 2;
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
@@ -393,6 +215,9 @@ impl Run<'_> {
             if norm.kind != NormKind::Rms {
                 return Err(unsupported("a layer norm of q or k"));
             }
+        }
+        if self.skinny_qkv(op)? {
+            return Ok(());
         }
         let (_, cols) = self.weight_size(op.weight);
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
@@ -454,6 +279,7 @@ impl Run<'_> {
             output: self.buffer(op.output, width)?,
             partials: device.partials.address(),
             partial_lse: device.partials.address() + partial_bytes as u64,
+            arrivals: device.arrivals.address(),
             plan: op.plan as u32,
             window: op.window.unwrap_or(0),
             num_heads: op.num_heads as u32,
@@ -463,21 +289,24 @@ impl Run<'_> {
             cache_type: kv.cache_type(),
             scale: op.scale,
             softcap: op.softcap.unwrap_or(0.0),
+            is_decode: u32::from(self.is_bucket && self.is_recording),
         };
         let plan = self.shape.plans[op.plan];
         let group = (op.num_heads / spec.num_kv_heads) as u32;
         let (gpu, kernels) = (&device.gpu, &device.kernels);
         let properties = &gpu.properties;
         let fitting = |shared: u32| {
-            (properties.shared_bytes_per_multiprocessor / (shared + 1024)).clamp(1, 8)
+            (properties.shared_bytes_per_multiprocessor / (shared + RESERVED_SHARED)).clamp(1, 8)
                 * properties.num_multiprocessors
         };
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
         match kernels.tiled_attention(spec.head_dim, kv.cache_type() == 1).filter(|_| kv.cache_type() != 0) {
             // SAFETY: see above.
             None => unsafe {
-                gpu.launch(kernels.attention_any, (8 * properties.num_multiprocessors, 1), 128, 0, &params)
-            }?,
+                let blocks = 8 * properties.num_multiprocessors;
+                gpu.launch(kernels.attention_any, (blocks, 1), 128, 0, &params)?;
+                gpu.launch(kernels.merge_partials, (blocks / 2, 1), 128, 0, &params)?;
+            },
             Some(tiled) => {
                 if plan.min_queries > 0 && plan.min_queries * group <= 16 {
                     let grid = (fitting(tiled.few_shared_bytes), 1);
@@ -487,20 +316,17 @@ impl Run<'_> {
                 if plan.max_queries * group > 16 {
                     let grid = (fitting(tiled.many_shared_bytes), 1);
                     // SAFETY: see above.
-                    unsafe { gpu.launch(tiled.many, grid, 128, tiled.many_shared_bytes, &params) }?;
+                    unsafe { gpu.launch(tiled.many, grid, 256, tiled.many_shared_bytes, &params) }?;
                 }
             }
-        }
-        if plan.has_merges {
-            // SAFETY: see above.
-            unsafe {
-                gpu.launch(kernels.merge_partials, (4 * properties.num_multiprocessors, 1), 128, 0, &params)
-            }?;
         }
         Ok(())
     }
 
     fn try_logits(&mut self, op: &Logits) -> Result<(), BackendError> {
+        if self.skinny_logits(op)? {
+            return Ok(());
+        }
         let (rows, cols) = self.weight_size(op.weight);
         let input = self.buffer(op.input, cols)?;
         let scratch = self.device.normed.address();

@@ -1,7 +1,7 @@
 //! A step as one array of 32-bit words: a header with counts and word offsets, then all arrays, as dense as they come.
 //! `common.cuh` declares the same header. Kernels find the arrays through it, so a recorded launch fits every step.
 
-use baton_backend::{BackendError, BlockCopy, SampleRow, StepInput, StepLimits};
+use baton_backend::{AttentionPlan, BackendError, BlockCopy, SampleRow, StepInput, StepLimits};
 
 /// Attention kinds that a step may have.
 pub(crate) const MAX_PLANS: usize = 8;
@@ -17,7 +17,7 @@ const SPARE_WORDS: usize = 2 << 20;
 pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize {
     let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1);
     let items = (limits.max_tokens + max_partials) * 6;
-    let merges = limits.max_tokens * 3 + max_partials;
+    let merges = limits.max_tokens * 3 + 2 * max_partials;
     HEADER_WORDS
         + 3 * limits.max_tokens
         + limits.max_logit_rows
@@ -49,6 +49,20 @@ impl Writer<'_> {
             *self.words.get_mut(self.len)? = value;
             self.len += 1;
         }
+        Some(start as u32)
+    }
+
+    /// For each partial slot the number of the merge that reads it.
+    fn slot_merges(&mut self, plan: &AttentionPlan) -> Option<u32> {
+        let start = self.len;
+        let end = start.checked_add(plan.num_partials as usize)?;
+        let slot_merges = self.words.get_mut(start..end)?;
+        for (number, merge) in plan.merges.iter().enumerate() {
+            for slot in plan.merge_slots.get(merge.first as usize..(merge.first + merge.count) as usize)? {
+                *slot_merges.get_mut(*slot as usize)? = number as u32;
+            }
+        }
+        self.len = end;
         Some(start as u32)
     }
 
@@ -101,13 +115,15 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
         let merges =
             writer.extend(plan.merges.iter().flat_map(|merge| [merge.query, merge.first, merge.count]))?;
         let merge_slots = writer.extend(plan.merge_slots.iter().copied())?;
+        let slot_merges = writer.slot_merges(plan)?;
         let header = FIXED_WORDS + number * PLAN_WORDS;
-        writer.words[header..header + 5].copy_from_slice(&[
+        writer.words[header..header + 6].copy_from_slice(&[
             plan.items.len() as u32,
             items,
             plan.merges.len() as u32,
             merges,
             merge_slots,
+            slot_merges,
         ]);
     }
     let masks = writer.extend(input.masks.iter().copied())?;

@@ -112,6 +112,7 @@ pub(crate) struct AttentionParams {
     pub(crate) output: Address,
     pub(crate) partials: Address,
     pub(crate) partial_lse: Address,
+    pub(crate) arrivals: Address,
     pub(crate) plan: u32,
     pub(crate) window: u32,
     pub(crate) num_heads: u32,
@@ -121,6 +122,44 @@ pub(crate) struct AttentionParams {
     pub(crate) cache_type: u32,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
+    pub(crate) is_decode: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct SkinnyParams {
+    pub(crate) step: Address,
+    pub(crate) weight: Address,
+    pub(crate) input: Address,
+    pub(crate) norm: Address,
+    pub(crate) bias: Address,
+    pub(crate) output: Address,
+    pub(crate) inv_freq: Address,
+    pub(crate) cache: Address,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) num_tokens: u32,
+    pub(crate) output_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) activation: u32,
+    pub(crate) num_heads: u32,
+    pub(crate) num_kv_heads: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) block_shift: u32,
+    pub(crate) cache_type: u32,
+    pub(crate) eps: f32,
+    pub(crate) softcap: f32,
+    pub(crate) rope_scale: f32,
+}
+
+#[repr(C)]
+pub(crate) struct FillParams {
+    pub(crate) output: Address,
+    pub(crate) count: u64,
+    pub(crate) seed: u64,
+    pub(crate) step: f32,
+    pub(crate) largest: f32,
+    pub(crate) format: u32,
 }
 
 #[repr(C)]

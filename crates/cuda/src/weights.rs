@@ -1,9 +1,11 @@
 //! Weights on the device, in the format of their file, and how they get there: through two pinned buffers, so that reading
 //! the file and copying overlap.
 
-use baton_backend::{BackendError, Tensor, WeightFormat};
+use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat};
 
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+use crate::kernels::Kernels;
+use crate::params::{Address, FillParams};
 
 const STAGING_BYTES: usize = 16 << 20;
 
@@ -59,7 +61,12 @@ impl Staging {
 
 impl Weight {
     /// Neighbours of one format become one part, so that a kernel sees them as one matrix.
-    pub(crate) fn load(gpu: &Gpu, staging: &mut Staging, tensors: &[Tensor]) -> Result<Self, BackendError> {
+    pub(crate) fn load(
+        gpu: &Gpu,
+        kernels: &Kernels,
+        staging: &mut Staging,
+        tensors: &[Tensor],
+    ) -> Result<Self, BackendError> {
         let cols = tensors.first().map_or(0, Tensor::cols);
         if cols == 0 || tensors.iter().any(|tensor| tensor.cols() != cols) {
             let widths: Vec<_> = tensors.iter().map(Tensor::cols).collect();
@@ -81,8 +88,10 @@ impl Weight {
             let memory = gpu.allocate(rows * row_bytes, "a weight")?;
             let mut offset = 0;
             for tensor in run {
-                staging.copy(gpu, tensor.bytes(), &memory, offset)?;
-                offset += tensor.bytes().len();
+                if !fill_random(gpu, kernels, tensor, &memory, offset)? {
+                    staging.copy(gpu, tensor.bytes(), &memory, offset)?;
+                }
+                offset += tensor.rows() * row_bytes;
             }
             parts.push(Part { format, first_row, rows, row_bytes, memory });
             first_row += rows;
@@ -99,4 +108,56 @@ impl Weight {
         let parts = self.parts.iter().filter(|part| part.format != WeightFormat::BF16);
         parts.map(|part| part.rows * self.cols).max()
     }
+}
+
+/// Makes random values where they are needed. False if the tensor has other values or another format.
+fn fill_random(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    tensor: &Tensor,
+    to: &DeviceMemory,
+    offset: usize,
+) -> Result<bool, BackendError> {
+    let Some(fill) = tensor.random_fill() else { return Ok(false) };
+    let (format, element) = match tensor.format() {
+        WeightFormat::F32 => (0, 4),
+        WeightFormat::F16 => (1, 2),
+        WeightFormat::BF16 => (2, 2),
+        _ => return Ok(false),
+    };
+    let count = tensor.rows() * tensor.cols();
+    assert!(offset + count * element <= to.bytes(), "a tensor fits the memory of its weight");
+    launch_fill(gpu, kernels, to.address() + offset as u64, count, format, fill)?;
+    Ok(true)
+}
+
+/// Fills a whole range of memory with random bf16 values.
+pub(crate) fn fill(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    memory: &DeviceMemory,
+    fill: RandomFill,
+) -> Result<(), BackendError> {
+    launch_fill(gpu, kernels, memory.address(), memory.bytes() / 2, 2, fill)
+}
+
+fn launch_fill(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    output: Address,
+    count: usize,
+    format: u32,
+    fill: RandomFill,
+) -> Result<(), BackendError> {
+    let params = FillParams {
+        output,
+        count: count as u64,
+        seed: fill.seed,
+        step: fill.step(),
+        largest: fill.largest,
+        format,
+    };
+    let blocks = (count.div_ceil(8 * 256) as u32).clamp(1, 32 * gpu.properties.num_multiprocessors);
+    // SAFETY: the struct is the kernel's; the callers give a range that has these values.
+    unsafe { gpu.launch(kernels.fill_random, (blocks, 1), 256, 0, &params) }
 }

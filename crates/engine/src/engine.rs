@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
-use crate::runner::{Runner, step_result};
+use crate::runner::{AttentionCut, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
@@ -115,6 +115,7 @@ impl Engine {
             &kv_spec,
         )?;
         backend.create_kv_cache(&kv_spec, memory.num_device_blocks, memory.num_host_blocks)?;
+        backend.warm_up(&decoder)?;
 
         let macs_per_token = num_parameters(&model) as f64;
         let scheduler = Scheduler::new(
@@ -140,8 +141,9 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
+        let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config.deterministic);
         let runner =
-            Runner::new(block_size, model.attention_kinds(), model.eos_token_ids.clone(), config.seed);
+            Runner::new(block_size, model.attention_kinds(), cut, model.eos_token_ids.clone(), config.seed);
         let stats = EngineStats { num_steps: 0, scheduler: scheduler.stats(), last_failure: None };
         Ok(Self {
             notes: StepNotes::new(stats),

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    BlockCopy, PlannerOptions, SampleRow, Sampled, SequenceQueries, StepInput, StepOutput, TokenCount,
-    plan_attention,
+    BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, StepInput, StepOutput,
+    TokenCount, choose_split, plan_attention,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_sched::{
@@ -19,12 +19,64 @@ use crate::masks::Masks;
 
 /// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
 const MAX_QUERIES_PER_ITEM: u32 = 32;
+/// Runs of up to this many queries are split over their keys: decodes, with or without a few drafts.
+const MAX_SPLIT_QUERIES: u32 = 8;
+/// Where contexts are split when the tokens of a request must not depend on the others.
+const DETERMINISTIC_SPLIT: u32 = 1024;
+
+/// How attention is cut into items, from what the model is and the device likes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionCut {
+    num_kv_heads: usize,
+    max_queries_per_item: u32,
+    /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
+    units: usize,
+    is_fixed: bool,
+}
+
+impl AttentionCut {
+    pub(crate) fn new(
+        device: &DeviceInfo,
+        num_heads: usize,
+        num_kv_heads: usize,
+        deterministic: bool,
+    ) -> Self {
+        let group = num_heads / num_kv_heads.max(1);
+        let wished = (device.attention_rows / group.max(1)).max(1) as u32;
+        Self {
+            num_kv_heads,
+            max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
+            units: device.attention_units,
+            is_fixed: deterministic,
+        }
+    }
+
+    fn options(&self, block_size: usize, window: Option<u32>, queries: &[SequenceQueries]) -> PlannerOptions {
+        let options = PlannerOptions {
+            block_size,
+            window,
+            max_kv_per_item: 0,
+            max_split_queries: MAX_SPLIT_QUERIES,
+            max_queries_per_item: self.max_queries_per_item,
+        };
+        if self.units == 0 {
+            options
+        } else if self.is_fixed {
+            let max_kv_per_item = DETERMINISTIC_SPLIT.next_multiple_of(block_size as u32);
+            PlannerOptions { max_kv_per_item, max_split_queries: 0, ..options }
+        } else {
+            let max_kv_per_item = choose_split(queries, &options, self.num_kv_heads, self.units);
+            PlannerOptions { max_kv_per_item, ..options }
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Runner {
     block_size: usize,
     /// Sliding window of each attention kind of the model; `None` is full attention.
     windows: Vec<Option<u32>>,
+    cut: AttentionCut,
     eos_token_ids: Vec<TokenId>,
     seed: u64,
     input: StepInput,
@@ -38,6 +90,7 @@ impl Runner {
     pub(crate) fn new(
         block_size: usize,
         windows: Vec<Option<u32>>,
+        cut: AttentionCut,
         eos_token_ids: Vec<TokenId>,
         seed: u64,
     ) -> Self {
@@ -46,6 +99,7 @@ impl Runner {
         Self {
             block_size,
             windows,
+            cut,
             eos_token_ids,
             seed,
             input,
@@ -70,12 +124,7 @@ impl Runner {
         }
         self.last_samples = samples;
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
-            let options = PlannerOptions {
-                block_size: self.block_size,
-                window,
-                max_kv_per_item: 0,
-                max_queries_per_item: MAX_QUERIES_PER_ITEM,
-            };
+            let options = self.cut.options(self.block_size, window, &self.queries);
             plan_attention(&self.queries, &options, attention);
         }
         &self.input

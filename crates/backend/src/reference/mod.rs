@@ -156,6 +156,8 @@ impl Backend for ReferenceBackend {
             activation_bytes: size_of::<f32>(),
             kv_cap_bytes: None,
             max_steps_in_flight: MAX_IN_FLIGHT,
+            attention_units: 0,
+            attention_rows: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,
         }

@@ -5,22 +5,37 @@ use std::time::Instant;
 
 use baton_backend::{
     Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, Linear, Logits, NormOp, Ops, PlannerOptions,
-    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
+    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split,
+    plan_attention,
 };
-use baton_model::{Decoder, LoadFormat, ModelFiles};
+use baton_cuda::CudaBackend;
+use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
 
 use crate::backend;
 
 const NUM_STEPS: usize = 128;
 const BLOCK_SIZE: usize = 16;
+const MAX_TOKENS: usize = 8192;
+/// A prime larger than any factor of the number of pages.
+const PAGE_STRIDE: usize = 1_000_003;
+/// Of an H200, as the device says it.
+const UNITS: usize = 264;
 
 /// Which ops of the model run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
     NoAttention,
-    OnlyLinear,
     OnlyHead,
+    OnlyAttention,
+}
+
+/// A loaded model.
+struct Loaded {
+    cuda: CudaBackend,
+    decoder: Decoder,
+    config: ModelConfig,
+    max_model_len: usize,
 }
 
 struct Some<'a> {
@@ -53,43 +68,55 @@ impl Ops for Filter<'_> {
     }
 
     fn linear(&mut self, op: &Linear) {
-        if self.part != Part::OnlyHead {
+        if self.has_layers() {
             self.ops.linear(op);
         }
     }
 
     fn gated_linear(&mut self, op: &GatedLinear) {
-        let norm = op.norm.filter(|_| self.part == Part::NoAttention);
-        if self.part != Part::OnlyHead {
-            self.ops.gated_linear(&GatedLinear { norm, ..*op });
+        if self.has_layers() {
+            self.ops.gated_linear(op);
         }
     }
 
     fn qkv(&mut self, op: &Qkv) {
-        let norm = op.norm.filter(|_| self.part == Part::NoAttention);
-        if self.part != Part::OnlyHead {
-            self.ops.qkv(&Qkv { norm, ..*op });
+        if self.has_layers() {
+            self.ops.qkv(op);
         }
     }
 
-    fn attention(&mut self, _: &Attention) {}
+    fn attention(&mut self, op: &Attention) {
+        if self.part == Part::OnlyAttention {
+            self.ops.attention(op);
+        }
+    }
 
     fn logits(&mut self, op: &Logits) {
-        self.ops.logits(op);
+        if self.part != Part::OnlyAttention {
+            self.ops.logits(op);
+        }
     }
 
     fn sample(&mut self, logits: BufferId) {
-        self.ops.sample(logits);
+        if self.part != Part::OnlyAttention {
+            self.ops.sample(logits);
+        }
     }
 }
 
-pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
+impl Filter<'_> {
+    fn has_layers(&self) -> bool {
+        self.part == Part::NoAttention
+    }
+}
+
+/// Loads a model with dummy weights, for sequences of up to `max_len` tokens.
+fn load(model: &Path, max_batch: usize, max_len: usize) -> Loaded {
     let files = ModelFiles::open(model, LoadFormat::Dummy).expect("the model opens");
     let config = files.config().clone();
-    let max_batch = *batches.iter().max().expect("a batch");
-    let max_model_len = (context + 2 * NUM_STEPS).next_multiple_of(BLOCK_SIZE) + BLOCK_SIZE;
+    let max_model_len = max_len.next_multiple_of(BLOCK_SIZE) + BLOCK_SIZE;
     let limits = StepLimits {
-        max_tokens: 8192.max(max_batch),
+        max_tokens: MAX_TOKENS.max(max_batch),
         max_seqs: max_batch,
         max_logit_rows: max_batch,
         max_samples: max_batch,
@@ -105,34 +132,27 @@ pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
     let spec = config.kv_spec(KvDtype::BF16, BLOCK_SIZE);
     let pages = max_batch * max_model_len.div_ceil(BLOCK_SIZE);
     cuda.create_kv_cache(&spec, pages, 0).expect("the KV cache fits");
-    println!(
-        "{:.1} GB of weights in {:.1} s",
-        cuda.weight_bytes() as f64 / 1e9,
-        start.elapsed().as_secs_f64()
-    );
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{:.1} GB of weights in {seconds:.1} s", cuda.weight_bytes() as f64 / 1e9);
+    Loaded { cuda, decoder, config, max_model_len }
+}
+
+pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
+    let max_batch = *batches.iter().max().expect("a batch");
+    let mut loaded = load(model, max_batch, context + 2 * NUM_STEPS);
     println!(
         "{:>6} {:>6} {:>8} {:>13} {:>10} {:>10}  (context {context})",
         "batch", "split", "ops", "prefill tok/s", "ms a step", "tok/s"
     );
     for (&batch, &split) in batches.iter().flat_map(|batch| splits.iter().map(move |split| (batch, split))) {
-        let mut state = Decode {
-            batch,
-            split,
-            max_model_len,
-            input: StepInput::default(),
-            windows: config.attention_kinds(),
-        };
-        let prefill = state.prefill(&mut cuda, &decoder, context);
-        for (name, part) in [
-            ("all", Part::All),
-            ("no attn", Part::NoAttention),
-            ("linear", Part::OnlyLinear),
-            ("head", Part::OnlyHead),
-        ] {
+        let mut state = Decode::new(&loaded, batch, split);
+        let Loaded { cuda, decoder, .. } = &mut loaded;
+        let prefill = state.prefill(cuda, &*decoder, context, 2);
+        for (name, part) in [("all", Part::All), ("no attn", Part::NoAttention), ("head", Part::OnlyHead)] {
             if part != Part::All && split != splits[0] {
                 continue;
             }
-            let seconds = state.decode(&mut cuda, &Some { decoder: &decoder, part }, context);
+            let seconds = state.decode(cuda, &Some { decoder, part }, context);
             println!(
                 "{batch:>6} {split:>6} {name:>8} {prefill:>13.0} {:>10.3} {:>10.1}",
                 seconds * 1e3,
@@ -142,15 +162,59 @@ pub fn run(model: &Path, batches: &[usize], context: usize, splits: &[usize]) {
     }
 }
 
+/// Attention alone, `(batch, context)` at a time: decodes by bytes a second, prompts by operations a second.
+pub fn attention(model: &Path, shapes: &[(usize, usize)]) {
+    let max_batch = shapes.iter().map(|shape| shape.0).max().expect("a shape");
+    let max_len = shapes.iter().map(|shape| shape.1).max().expect("a shape") + 2 * NUM_STEPS;
+    let mut loaded = load(model, max_batch, max_len);
+    let config = loaded.config.clone();
+    let layers = config.layers.len() as f64;
+    println!("{:>6} {:>8} {:>12} {:>10} {:>14}", "batch", "context", "us a layer", "TB/s", "prompt TFLOP/s");
+    for &(batch, context) in shapes {
+        let mut state = Decode::new(&loaded, batch, 0);
+        let Loaded { cuda, decoder, .. } = &mut loaded;
+        // Fills the cache; the products alone are enough for that.
+        state.prefill(cuda, &Some { decoder, part: Part::NoAttention }, context, 1);
+        let only = Some { decoder, part: Part::OnlyAttention };
+        let seconds = state.decode(cuda, &only, context) / layers;
+        let token_bytes = 4.0 * (config.num_kv_heads * config.head_dim) as f64;
+        let bytes = batch as f64 * (context as f64 + NUM_STEPS as f64 / 2.0) * token_bytes;
+        let rate = state.prefill(cuda, &only, context, 2);
+        let mean_context = (context + 1) as f64 / 2.0;
+        let per_token = 4.0 * mean_context * (config.num_heads * config.head_dim) as f64 * layers;
+        println!(
+            "{batch:>6} {context:>8} {:>12.1} {:>10.2} {:>14.0}",
+            seconds * 1e6,
+            bytes / seconds / 1e12,
+            rate * per_token / 1e12
+        );
+    }
+}
+
 struct Decode {
     batch: usize,
     split: usize,
     max_model_len: usize,
     input: StepInput,
     windows: Vec<Option<u32>>,
+    num_kv_heads: usize,
+    group: usize,
 }
 
 impl Decode {
+    /// A split of 0 is what the engine would choose.
+    fn new(loaded: &Loaded, batch: usize, split: usize) -> Self {
+        Self {
+            batch,
+            split,
+            max_model_len: loaded.max_model_len,
+            input: StepInput::default(),
+            windows: loaded.config.attention_kinds(),
+            num_kv_heads: loaded.config.num_kv_heads,
+            group: loaded.config.num_heads / loaded.config.num_kv_heads,
+        }
+    }
+
     /// A step of `len` tokens at `position` of the sequences `seqs`.
     fn fill(&mut self, seqs: std::ops::Range<usize>, position: usize, len: usize, feeds_back: bool) {
         let input = &mut self.input;
@@ -159,7 +223,9 @@ impl Decode {
         let per_seq = self.max_model_len.div_ceil(BLOCK_SIZE);
         let mut queries = Vec::new();
         for seq in seqs {
-            let page = |index: usize| (index * self.batch + seq) as u32 % (per_seq * self.batch) as u32;
+            // Neighbouring pages of a sequence lie apart, as they do after a while of serving.
+            let pages = per_seq * self.batch;
+            let page = |index: usize| ((index * self.batch + seq) * PAGE_STRIDE % pages) as u32;
             queries.push(SequenceQueries {
                 query_start: input.token_ids.len() as u32,
                 num_queries: len as u32,
@@ -179,28 +245,40 @@ impl Decode {
             input.samples.push(SampleRow::greedy(input.logit_rows.len() as u32 - 1));
         }
         for (&window, plan) in self.windows.iter().zip(&mut input.attention) {
-            let options = PlannerOptions {
+            let mut options = PlannerOptions {
                 block_size: BLOCK_SIZE,
                 window,
                 max_kv_per_item: self.split as u32,
-                max_queries_per_item: 32,
+                max_split_queries: 8,
+                max_queries_per_item: 128 / self.group as u32,
             };
+            if self.split == 0 {
+                options.max_kv_per_item = choose_split(&queries, &options, self.num_kv_heads, UNITS);
+            }
             plan_attention(&queries, &options, plan);
         }
     }
 
-    /// Tokens a second; the second pass is timed.
-    fn prefill(&mut self, cuda: &mut dyn Backend, decoder: &Decoder, context: usize) -> f64 {
-        let at_once = (8192 / context).clamp(1, self.batch);
+    /// Tokens a second of the last of `passes`.
+    fn prefill(
+        &mut self,
+        cuda: &mut dyn Backend,
+        program: &dyn Program,
+        context: usize,
+        passes: usize,
+    ) -> f64 {
+        let at_once = (MAX_TOKENS / context).clamp(1, self.batch);
         let mut seconds = 0.0;
-        for _ in 0..2 {
+        for _ in 0..passes {
             let start = Instant::now();
             let mut first = 0;
             while first < self.batch {
                 let end = self.batch.min(first + at_once);
-                self.fill(first..end, 0, context, false);
-                cuda.submit(&self.input, decoder).expect("the step starts");
-                cuda.collect(&mut StepOutput::default()).expect("the step ends");
+                for position in (0..context).step_by(MAX_TOKENS) {
+                    self.fill(first..end, position, MAX_TOKENS.min(context - position), false);
+                    cuda.submit(&self.input, program).expect("the step starts");
+                    cuda.collect(&mut StepOutput::default()).expect("the step ends");
+                }
                 first = end;
             }
             seconds = start.elapsed().as_secs_f64();

@@ -1,7 +1,9 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops | sampling | golden GOLDEN_DIR | bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…]
+//! check ops | sampling | golden GOLDEN_DIR
+//! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
+//! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
 //! Prints a line a check and exits non-zero if any failed.
 
@@ -13,6 +15,7 @@ mod harness;
 mod ops;
 mod sampling;
 mod table;
+mod throughput;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +24,14 @@ use baton_cuda::{CudaBackend, CudaOptions};
 use table::Table;
 
 fn options() -> CudaOptions {
-    CudaOptions { enforce_eager: std::env::var_os("BATON_ENFORCE_EAGER").is_some(), ..CudaOptions::default() }
+    let mut options = CudaOptions {
+        enforce_eager: std::env::var_os("BATON_ENFORCE_EAGER").is_some(),
+        ..CudaOptions::default()
+    };
+    if let Some(rows) = std::env::var("BATON_SKINNY_ROWS").ok().and_then(|text| text.parse().ok()) {
+        options.skinny_rows = rows;
+    }
+    options
 }
 
 fn backend() -> CudaBackend {
@@ -50,6 +60,18 @@ fn main() -> ExitCode {
             let context = rest.first().map_or(256, |text| text.parse().expect("a number"));
             let splits = numbers(rest.get(1).copied().unwrap_or("256"));
             bench::run(Path::new(model), &numbers(batches), context, &splits);
+        }
+        ["attention", model, shapes] => {
+            let shape = |text: &str| {
+                let (batch, context) = text.split_once('x')?;
+                Some((batch.parse().ok()?, context.parse().ok()?))
+            };
+            let shapes: Option<Vec<_>> = shapes.split(',').map(shape).collect();
+            bench::attention(Path::new(model), &shapes.expect("shapes are BATCHxCONTEXT"));
+        }
+        ["throughput", model, work] => {
+            let work: Option<Vec<_>> = work.split(',').map(throughput::Work::parse).collect();
+            throughput::run(Path::new(model), &work.expect("work is REQUESTSx[SHARED+]INPUT/OUTPUT"));
         }
         other => {
             eprintln!("unknown arguments {other:?}: see the top of examples/check/main.rs");

@@ -311,6 +311,7 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         block_size: case.block_size,
         window: case.window,
         max_kv_per_item: case.split.next_multiple_of(case.block_size as u32),
+        max_split_queries: 0,
         max_queries_per_item: case.max_queries,
     };
     input.attention.resize_with(1, Default::default);

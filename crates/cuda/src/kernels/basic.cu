@@ -24,12 +24,13 @@ struct NormParams {
     u32 gathers_logit_rows;
 };
 
-// One block a row. The row is read twice (the second time from cache) rather than kept, so that any width works.
+// One block a row. A row of up to KEPT * 2048 values stays in registers between the sums and the result, of a wider one the
+// rest is read again. The weight does not depend on the kernel before and is fetched while that ends.
 KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
+    constexpr u32 KEPT = 2;
     __shared__ float shared[8];
     allow_next();
-    wait_for_previous();
-    u32 row = blockIdx.x;
+    u32 row = blockIdx.x, chunks = p.cols / 8;
     u32 source = row;
     if (p.gathers_logit_rows) {
         if (row >= p.step->num_logit_rows) return;
@@ -40,38 +41,59 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
     const uint4* in = reinterpret_cast<const uint4*>(p.input + (u64)source * p.cols);
     uint4* out = reinterpret_cast<uint4*>(p.output + (u64)row * p.cols);
     if (!p.weight) {
-        for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) out[i] = in[i];
+        wait_for_previous();
+        for (u32 i = threadIdx.x; i < chunks; i += 256) out[i] = in[i];
         return;
     }
-    float mean = 0.0f;
-    float v[8];
-    if (p.is_layer_norm) {
-        float sum = 0.0f;
-        for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
-            unpack_bf16(in[i], v);
+    const float4* weights = reinterpret_cast<const float4*>(p.weight);
+    float4 kept_weights[KEPT][2];
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum += v[j];
-        }
-        mean = block_sum(sum, shared) / (float)p.cols;
+    for (u32 k = 0; k < KEPT; k++) {
+        u32 i = min(threadIdx.x + k * 256, chunks - 1);
+        kept_weights[k][0] = weights[2 * i];
+        kept_weights[k][1] = weights[2 * i + 1];
     }
-    float squares = 0.0f;
-    for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
-        unpack_bf16(in[i], v);
+    wait_for_previous();
+    uint4 kept[KEPT];
 #pragma unroll
-        for (int j = 0; j < 8; j++) squares += (v[j] - mean) * (v[j] - mean);
+    for (u32 k = 0; k < KEPT; k++) {
+        u32 i = threadIdx.x + k * 256;
+        kept[k] = i < chunks ? in[i] : make_uint4(0, 0, 0, 0);
     }
-    float factor = rsqrtf(block_sum(squares, shared) / (float)p.cols + p.eps);
-    for (u32 i = threadIdx.x; i < p.cols / 8; i += 256) {
-        unpack_bf16(in[i], v);
-        float old[8] = {};
+    // Both moments are summed over the values that are there, kept or not.
+    auto sum = [&](float mean, bool squared) {
+        float total = 0.0f, v[8];
+        auto add = [&](const uint4& raw) {
+            unpack_bf16(raw, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) total += squared ? (v[j] - mean) * (v[j] - mean) : v[j];
+        };
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++)
+            if (threadIdx.x + k * 256 < chunks) add(kept[k]);
+        for (u32 i = threadIdx.x + KEPT * 256; i < chunks; i += 256) add(in[i]);
+        return block_sum(total, shared);
+    };
+    float mean = p.is_layer_norm ? sum(0.0f, false) / (float)p.cols : 0.0f;
+    float factor = rsqrtf(sum(mean, true) / (float)p.cols + p.eps);
+    auto finish = [&](u32 i, const uint4& raw, const float4& low, const float4& high) {
+        const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float v[8], old[8] = {};
+        unpack_bf16(raw, v);
         if (p.accumulate) unpack_bf16(out[i], old);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            v[j] = (v[j] - mean) * factor * p.weight[8 * i + j] + old[j];
+            v[j] = (v[j] - mean) * factor * weight[j] + old[j];
             if (p.bias) v[j] += p.bias[8 * i + j];
         }
         out[i] = pack8_bf16(v);
+    };
+#pragma unroll
+    for (u32 k = 0; k < KEPT; k++) {
+        u32 i = threadIdx.x + k * 256;
+        if (i < chunks) finish(i, kept[k], kept_weights[k][0], kept_weights[k][1]);
     }
+    for (u32 i = threadIdx.x + KEPT * 256; i < chunks; i += 256) finish(i, in[i], weights[2 * i], weights[2 * i + 1]);
 }
 
 struct RopeParams {
@@ -88,35 +110,27 @@ struct RopeParams {
     float q_eps, k_eps, rope_scale;
 };
 
-__device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 type) {
-    if (type == 0) reinterpret_cast<float*>(cache)[index] = x;
-    else if (type == 1) reinterpret_cast<u16*>(cache)[index] = float_to_f16(x);
-    else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
-}
-
-// sin and cos of an angle that may be many turns. The turns are taken off in double, where that is exact enough, so that
-// the fast instructions (which are good near 0 only) can do the rest, without the local memory that sincosf would use.
-__device__ __forceinline__ void sin_cos(float angle, float* sin, float* cos) {
-    double turns = rint((double)angle * 0.15915494309189535);
-    float rest = (float)fma(turns, -6.283185307179586, (double)angle);
-    *sin = __sinf(rest);
-    *cos = __cosf(rest);
-}
-
 // One warp a head of q, k or v; four warps a block; blockIdx.x is the token.
 KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     __shared__ float heads[4][256];
+    __shared__ float sines[4][128], cosines[4][128];
     allow_next();
-    wait_for_previous();
     u32 token = blockIdx.x;
     u32 head = blockIdx.y * 4 + threadIdx.x / 32;
     u32 lane = threadIdx.x % 32;
     if (token >= p.step->num_tokens || head >= p.num_heads + 2 * p.num_kv_heads) return;
     float* values = heads[threadIdx.x / 32];
+    float *sine = sines[threadIdx.x / 32], *cosine = cosines[threadIdx.x / 32];
     u64 width = (u64)(p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
     const bf16* in = p.projected + token * width + (u64)head * p.head_dim;
     bool is_query = head < p.num_heads;
     bool is_value = head >= p.num_heads + p.num_kv_heads;
+    // The angles do not depend on the kernel before.
+    if (p.inv_freq && !is_value) {
+        float position = (float)words(p.step, p.step->positions)[token];
+        for (u32 i = lane; i < p.half_rotary; i += 32) sin_cos(position * p.inv_freq[i], &sine[i], &cosine[i]);
+    }
+    wait_for_previous();
     float squares = 0.0f;
     for (u32 i = lane; i < p.head_dim; i += 32) {
         float x = bf16_to_float(in[i]);
@@ -131,12 +145,8 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     }
     __syncwarp();
     if (p.inv_freq && !is_value) {
-        float position = (float)words(p.step, p.step->positions)[token];
         for (u32 i = lane; i < p.half_rotary; i += 32) {
-            float sin, cos;
-            sin_cos(position * p.inv_freq[i], &sin, &cos);
-            sin *= p.rope_scale;
-            cos *= p.rope_scale;
+            float sin = sine[i] * p.rope_scale, cos = cosine[i] * p.rope_scale;
             u32 first = p.interleaved ? 2 * i : i;
             u32 second = p.interleaved ? 2 * i + 1 : i + p.half_rotary;
             float x = values[first], y = values[second];
@@ -229,5 +239,26 @@ KERNEL __launch_bounds__(256) move_blocks(const MoveParams p) {
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < total; i += (u64)gridDim.x * 256) {
         u32 pair = (u32)(i / p.block_units), unit = (u32)(i % p.block_units);
         p.to[(u64)p.pairs[2 * pair + 1] * p.block_units + unit] = p.from[(u64)p.pairs[2 * pair] * p.block_units + unit];
+    }
+}
+
+struct FillParams {
+    u16* output; // f32 if the format says so
+    u64 count, seed;
+    float step, largest;
+    u32 format; // 0 f32, 1 f16, 2 bf16
+};
+
+// Random weights, bit for bit as the host makes them: eight values from each number of a splitmix64 sequence.
+KERNEL __launch_bounds__(256) fill_random(const FillParams p) {
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i * 8 < p.count; i += (u64)gridDim.x * 256) {
+        u64 random = p.seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+        random = (random ^ random >> 30) * 0xbf58476d1ce4e5b9ull;
+        random = (random ^ random >> 27) * 0x94d049bb133111ebull;
+        random ^= random >> 31;
+        for (u32 j = 0; j < 8 && i * 8 + j < p.count; j++) {
+            float value = __fsub_rn(__fmul_rn((float)(u8)(random >> 8 * j), p.step), p.largest);
+            store_cache(reinterpret_cast<u8*>(p.output), i * 8 + j, value, p.format);
+        }
     }
 }

@@ -16,7 +16,9 @@ typedef u16 bf16;
 // ---- The step, as `step.rs` packs it: words of 32 bits, arrays at the word offsets that the header names.
 
 struct PlanHeader {
-    u32 num_items, items, num_merges, merges, merge_slots, reserved[3];
+    u32 num_items, items, num_merges, merges, merge_slots;
+    u32 slot_merges; // for each partial slot the merge that it belongs to
+    u32 reserved[2];
 };
 
 struct StepHeader {
@@ -121,4 +123,22 @@ __device__ __forceinline__ float activate(u32 kind, float x) {
     if (kind == 0) return x / (1.0f + exp2_approx(-1.44269504f * x));
     if (kind == 1) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
     return 0.5f * x * (1.0f + erff(0.70710678f * x));
+}
+
+// ---- What a projection to queries, keys and values ends with.
+
+// Types: 0 f32, 1 f16, 2 bf16.
+__device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 type) {
+    if (type == 0) reinterpret_cast<float*>(cache)[index] = x;
+    else if (type == 1) reinterpret_cast<u16*>(cache)[index] = float_to_f16(x);
+    else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
+}
+
+// sin and cos of an angle that may be many turns. The turns are taken off in double, where that is exact enough, so that
+// the fast instructions (which are good near 0 only) can do the rest, without the local memory that sincosf would use.
+__device__ __forceinline__ void sin_cos(float angle, float* sin, float* cos) {
+    double turns = rint((double)angle * 0.15915494309189535);
+    float rest = (float)fma(turns, -6.283185307179586, (double)angle);
+    *sin = __sinf(rest);
+    *cos = __cosf(rest);
 }

@@ -142,7 +142,7 @@ impl<'a> Loader<'a> {
     }
 
     fn count(&mut self, tensor: &Tensor) {
-        self.done_bytes = (self.done_bytes + tensor.bytes().len() as u64).min(self.total_bytes);
+        self.done_bytes = (self.done_bytes + tensor.num_bytes() as u64).min(self.total_bytes);
         (self.progress)(LoadProgress { done_bytes: self.done_bytes, total_bytes: self.total_bytes });
     }
 }

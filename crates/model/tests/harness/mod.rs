@@ -118,6 +118,7 @@ impl Harness {
                 block_size: self.options.block_size,
                 window,
                 max_kv_per_item: self.options.max_kv_per_item,
+                max_split_queries: 0,
                 max_queries_per_item: self.options.max_queries_per_item,
             };
             plan_attention(&seqs, &options, plan);

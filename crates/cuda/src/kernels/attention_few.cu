@@ -1,0 +1,214 @@
+// Items of at most 16 packed rows: decodes. A unit of work is an item and a kv head; a persistent grid strides over the units
+// of the uploaded plan, so that one captured launch fits any batch.
+//
+// All four warps of a block hold the same rows; warp w takes keys w * 16 .. + 16 of every 64 through a ring of its own and
+// needs no other warp until the unit ends. The ring runs on into the next unit, so that the memory never waits for the end of
+// one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
+
+#define FEW_STAGES (HEAD_DIM > 128 ? 2 : 384 / HEAD_DIM)
+#define FEW_STAGE_BYTES (2 * 16 * ROW_BYTES) // of one warp: 16 keys, 16 values
+#define FEW_LANE_ROWS (32 / CHUNKS)          // rows that a warp copies at once
+
+// What a warp loads next.
+struct Feed {
+    u32 unit, offset, end, kv_head;
+    u32 old_end; // keys from here on are written by this step
+    const u32* pages;
+    u32 page[2]; // of the first and the second eight keys
+};
+
+struct FewPlan {
+    const AttentionItem* items;
+    const u32* positions;
+    const u32* pages;
+    u32 num_units, group;
+};
+
+__device__ __forceinline__ Seen sees_few(const AttentionParams& p, const FewPlan& plan, const AttentionItem& item) {
+    u32 query = min(threadIdx.x % 32, item.num_queries - 1);
+    Seen own = sees_range(p, item, plan.positions[item.query_start + query]);
+    return item.num_queries == 1 ? own : join_lanes(own, true);
+}
+
+__device__ __forceinline__ void find_pages(const AttentionParams& p, Feed& feed) {
+    feed.page[0] = feed.pages[feed.offset >> p.block_shift];
+    feed.page[1] = feed.pages[min(feed.offset + 8, feed.end - 1) >> p.block_shift];
+}
+
+// Goes to the first unit from `feed.unit` on that has keys for this warp.
+__device__ __forceinline__ void open_unit(const AttentionParams& p, const FewPlan& plan, Feed& feed) {
+    for (; feed.unit < plan.num_units; feed.unit += gridDim.x) {
+        const AttentionItem item = plan.items[feed.unit / p.num_kv_heads];
+        if (item.num_queries * plan.group > 16) continue;
+        Seen seen = sees_few(p, plan, item);
+        feed.offset = (seen.begin & ~15u) + threadIdx.x / 32 * 16;
+        feed.end = seen.end;
+        if (feed.offset >= feed.end) continue;
+        feed.old_end = item.num_queries == 1 ? plan.positions[item.query_start] - item.kv_start : 0;
+        feed.kv_head = feed.unit % p.num_kv_heads;
+        feed.pages = plan.pages + item.pages_start;
+        find_pages(p, feed);
+        return;
+    }
+}
+
+// Asks for the next 16 keys and values. With nothing left the group is empty, so that groups can be counted.
+__device__ __forceinline__ void feed_stage(const AttentionParams& p, const FewPlan& plan, Feed& feed, u32 stage) {
+    if (feed.unit < plan.num_units) {
+        const u16* cache = reinterpret_cast<const u16*>(p.cache);
+        u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * HEAD_DIM;
+        u32 lane = threadIdx.x % 32, chunk = lane % CHUNKS, in_block = (1u << p.block_shift) - 1;
+        u64 starts[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            starts[half] = ((u64)feed.page[half] * 2 * p.num_kv_heads + feed.kv_head) << p.block_shift;
+#pragma unroll
+        for (u32 i = 0; i < 16 / FEW_LANE_ROWS; i++) {
+            u32 row = lane / CHUNKS + i * FEW_LANE_ROWS;
+            u64 start = i * FEW_LANE_ROWS < 8 ? starts[0] : starts[1];
+            const u16* from = cache + (start + ((feed.offset + row) & in_block)) * HEAD_DIM + chunk * 8;
+            bool is_there = feed.offset + row < feed.end;
+            copy_16(stage + swizzle(row, chunk), from, is_there);
+            copy_16(stage + 16 * ROW_BYTES + swizzle(row, chunk), from + values_after, is_there);
+        }
+        feed.offset += 64;
+        if (feed.offset < feed.end) {
+            find_pages(p, feed);
+        } else {
+            feed.unit += gridDim.x;
+            open_unit(p, plan, feed);
+        }
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+// Rows lane / 4 and 8 more of a tile of queries, 16 dimensions from 16 * k on.
+__device__ __forceinline__ void load_query(u32 (&a)[4], const bf16* (&rows)[2], u32 k) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const bf16* row = rows[j % 2];
+        a[j] = row ? convert_query(*reinterpret_cast<const u32*>(row + k * 16 + threadIdx.x % 4 * 2 + j / 2 * 8)) : 0;
+    }
+}
+
+// Joins what the four warps found and stores it: eight rows at a time through `region`, [4][8][HEAD_DIM].
+__device__ __forceinline__ void join_warps(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 num_rows, Rows& rows, float* region,
+    float (*maxima)[16], float (*totals)[16]) {
+    u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    if (lane % 4 == 0) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            maxima[warp][lane / 4 + 8 * h] = rows.max[h];
+            totals[warp][lane / 4 + 8 * h] = rows.total[h];
+        }
+    }
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        if (h * 8 >= num_rows) break;
+        if (h > 0) __syncthreads();
+        // Groups of eight columns are mixed with the row against bank conflicts.
+#pragma unroll
+        for (u32 i = 0; i < HEAD_DIM / 8; i++)
+            *reinterpret_cast<float2*>(region + (warp * 8 + lane / 4) * HEAD_DIM + (i ^ (lane / 4)) * 8 + lane % 4 * 2) =
+                make_float2(rows.sums[i][2 * h], rows.sums[i][2 * h + 1]);
+        __syncthreads();
+        for (u32 i = thread; i < 8 * (HEAD_DIM / 2); i += 128) {
+            u32 row = i / (HEAD_DIM / 2), d = i % (HEAD_DIM / 2) * 2, packed = h * 8 + row;
+            if (packed >= num_rows) break;
+            float highest = NEG_INF;
+#pragma unroll
+            for (int w = 0; w < 4; w++) highest = fmaxf(highest, maxima[w][packed]);
+            float total = 0.0f, low = 0.0f, high = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                float weight = maxima[w][packed] == NEG_INF ? 0.0f : exp2_approx(maxima[w][packed] - highest);
+                const float* at = region + (w * 8 + row) * HEAD_DIM + (d / 8 ^ row) * 8 + d % 8;
+                total += weight * totals[w][packed];
+                low += weight * at[0];
+                high += weight * at[1];
+            }
+            float factor = total > 0.0f ? 1.0f / total : 0.0f;
+            store_pair(p, item, kv_head, packed, d, low * factor, high * factor);
+            if (d == 0) store_lse(p, item, kv_head, packed, highest, total);
+        }
+    }
+    __syncthreads();
+}
+
+KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const AttentionParams p) {
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ float maxima[4][16], totals[4][16];
+    __shared__ u8 is_last[128];
+    allow_next();
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 ring = shared_address(shared) + warp * FEW_STAGES * FEW_STAGE_BYTES;
+    float* region = reinterpret_cast<float*>(shared + 4 * FEW_STAGES * FEW_STAGE_BYTES);
+    const PlanHeader header = p.step->plans[p.plan];
+    const FewPlan plan = {reinterpret_cast<const AttentionItem*>(words(p.step, header.items)),
+                          words(p.step, p.step->positions), words(p.step, p.step->pages),
+                          header.num_items * p.num_kv_heads, p.num_heads / p.num_kv_heads};
+    Feed feed;
+    feed.unit = blockIdx.x;
+    open_unit(p, plan, feed);
+    u32 fed = 0;
+    if (p.is_decode)
+        for (; fed < FEW_STAGES - 1 && feed.unit < plan.num_units && feed.offset + 16 <= feed.old_end; fed++)
+            feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
+    wait_for_previous();
+    for (; fed < FEW_STAGES - 1; fed++) feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
+
+    u32 stage = 0;
+    for (u32 unit = blockIdx.x; unit < plan.num_units; unit += gridDim.x) {
+        const AttentionItem item = plan.items[unit / p.num_kv_heads];
+        u32 kv_head = unit % p.num_kv_heads, num_rows = item.num_queries * plan.group;
+        if (num_rows > 16) continue;
+        Seen seen = sees_few(p, plan, item);
+        Rows rows;
+        rows.clear();
+        const bf16* query_rows[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 packed = lane / 4 + 8 * h, own = min(packed, num_rows - 1);
+            u64 query = item.query_start + own / plan.group;
+            u32 head = kv_head * plan.group + own % plan.group;
+            query_rows[h] = packed < num_rows ? p.query + (query * p.num_heads + head) * HEAD_DIM : nullptr;
+            rows.position[h] = plan.positions[query];
+            rows.slope[h] = p.slopes ? p.slopes[head] : 0.0f;
+        }
+#if HEAD_DIM <= 128
+        u32 queries[HEAD_DIM / 16][4];
+#pragma unroll
+        for (u32 k = 0; k < HEAD_DIM / 16; k++) load_query(queries[k], query_rows, k);
+#endif
+        for (u32 offset = (seen.begin & ~15u) + warp * 16; offset < seen.end; offset += 64) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(FEW_STAGES - 2));
+            __syncwarp();
+            u32 next = stage == 0 ? FEW_STAGES - 1 : stage - 1;
+            feed_stage(p, plan, feed, ring + next * FEW_STAGE_BYTES);
+            u32 keys = ring + stage * FEW_STAGE_BYTES;
+            float scores[2][4] = {};
+#pragma unroll
+            for (u32 k = 0; k < HEAD_DIM / 16; k++) {
+                u32 b[4];
+                load_matrices(b, keys + swizzle(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+#if HEAD_DIM <= 128
+                const u32(&a)[4] = queries[k];
+#else
+                u32 a[4];
+                load_query(a, query_rows, k);
+#endif
+                multiply_add(scores[0], a, b[0], b[1]);
+                multiply_add(scores[1], a, b[2], b[3]);
+            }
+            bool is_masked = offset < seen.all_begin || offset + 16 > seen.all_end;
+            rows.weigh<2>(p, item, scores, offset, seen.end, is_masked);
+            rows.add<2>(scores, keys + 16 * ROW_BYTES);
+            stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+        }
+        rows.finish();
+        join_warps(p, item, kv_head, num_rows, rows, region, maxima, totals);
+        arrive<128>(p, header, item, kv_head, is_last);
+    }
+    asm volatile("cp.async.wait_group 0;");
+}

@@ -1,0 +1,258 @@
+// Items of more than 16 packed rows: prompt chunks and shared prefixes. A block of eight warps takes 128 rows, 16 a warp, over
+// the same keys, which come through a ring of cp.async gathers with one barrier a tile.
+//
+// Where there is wgmma (sm_90a; heads of 128), four warps multiply together and read keys and values straight from
+// shared memory, which then lies as it wants them: blocks of 64 dimensions, rows of 128 bytes, chunks mixed with the row.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM == 128
+#define USES_WGMMA 1
+#else
+#define USES_WGMMA 0
+#endif
+#define KEYS (HEAD_DIM > 128 ? 16 : HEAD_DIM == 128 ? 64 : 32) // of a tile
+#define TILE_BYTES (KEYS * ROW_BYTES)
+#define MANY_ROWS 128
+#define KEEPS_QUERIES (HEAD_DIM == 128) // in registers, where there is room
+#define MANY_STAGES (HEAD_DIM > 128 ? 2 : 3)
+#define MANY_COPIES (KEYS * CHUNKS / 256) // of keys, and as many of values, a thread and tile
+
+#if USES_WGMMA
+__device__ __forceinline__ u32 tile_at(u32 row, u32 chunk) {
+    return chunk / 8 * (KEYS * 128) + row * 128 + ((chunk % 8 ^ row % 8) << 4);
+}
+
+// A matrix in shared memory, 128-byte swizzle: eight rows are 1024 bytes, blocks of 64 dimensions a tile's rows of 128 bytes
+// apart (which only matters where dimensions are the columns of the product).
+__device__ __forceinline__ u64 describe(u32 address) {
+    return (u64)(address >> 4) | (u64)(KEYS * 128 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+#define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
+#define THIRTY_TWO(x, i) \
+    FOUR(x, i), FOUR(x, i + 1), FOUR(x, i + 2), FOUR(x, i + 3), FOUR(x, i + 4), FOUR(x, i + 5), FOUR(x, i + 6), FOUR(x, i + 7)
+#if IS_F16
+#define WGMMA_TYPES "f32.f16.f16"
+#else
+#define WGMMA_TYPES "f32.bf16.bf16"
+#endif
+
+// c (64 x 64) = or += a (64 x 16, in registers) times 64 keys of 16 dimensions.
+__device__ __forceinline__ void multiply_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
+        : THIRTY_TWO(c, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds)
+        : "memory");
+}
+
+// c (64 x 128) += a (64 x 16) times 16 values, whose dimensions are the columns: transposed on the way.
+__device__ __forceinline__ void multiply_values(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
+        "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+        : THIRTY_TWO(c, 0), THIRTY_TWO(c, 8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+        : "memory");
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void score(float (&scores)[8][4], const u32 (&queries)[HEAD_DIM / 16][4], u32 keys) {
+    begin_products();
+#pragma unroll
+    for (u32 k = 0; k < HEAD_DIM / 16; k++)
+        multiply_keys(scores, queries[k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
+    end_products();
+}
+
+__device__ __forceinline__ void add_weighted(float (&sums)[HEAD_DIM / 8][4], const float (&weights)[8][4], u32 values) {
+    u32 a[4][4];
+#pragma unroll
+    for (u32 k = 0; k < 4; k++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) a[k][j] = pack(weights[2 * k + j / 2][j % 2 * 2], weights[2 * k + j / 2][j % 2 * 2 + 1]);
+    begin_products();
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) multiply_values(sums, a[k], describe(values + k * 2048));
+    end_products();
+}
+#else
+__device__ __forceinline__ u32 tile_at(u32 row, u32 chunk) { return swizzle(row, chunk); }
+#endif
+
+// One stage: keys `first..first + KEYS` of the item. A stage behind `end` is an empty group, so that groups can be counted.
+__device__ __forceinline__ void load_tile(
+    const AttentionParams& p, const u32* pages, u32 kv_head, u32 first, u32 end, u32 keys_to) {
+    const u16* cache = reinterpret_cast<const u16*>(p.cache);
+    u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * HEAD_DIM;
+    u32 chunk = threadIdx.x % CHUNKS;
+    if (first < end) {
+        // Page numbers first, so that their latencies overlap.
+        u64 at[MANY_COPIES];
+#pragma unroll
+        for (u32 i = 0; i < MANY_COPIES; i++) {
+            u32 offset = min(first + threadIdx.x / CHUNKS + i * (256 / CHUNKS), end - 1);
+            at[i] = cache_row(p, pages, offset, kv_head) + chunk * 8;
+        }
+#pragma unroll
+        for (u32 i = 0; i < MANY_COPIES; i++) {
+            u32 row = threadIdx.x / CHUNKS + i * (256 / CHUNKS);
+            u32 to = keys_to + tile_at(row, chunk);
+            copy_16(to, cache + at[i], first + row < end);
+            copy_16(to + TILE_BYTES, cache + at[i] + values_after, first + row < end);
+        }
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+__device__ __forceinline__ void load_queries(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first_row, u32 num_rows, u8* shared) {
+    u32 group = p.num_heads / p.num_kv_heads;
+    for (u32 i = threadIdx.x; i < MANY_ROWS * CHUNKS; i += 256) {
+        u32 row = i / CHUNKS, chunk = i % CHUNKS, packed = first_row + row;
+        uint4 raw = make_uint4(0, 0, 0, 0);
+        if (packed < num_rows) {
+            u64 query = item.query_start + packed / group, head = kv_head * group + packed % group;
+            raw = reinterpret_cast<const uint4*>(p.query + (query * p.num_heads + head) * HEAD_DIM)[chunk];
+        }
+        *reinterpret_cast<uint4*>(shared + swizzle(row, chunk)) = make_uint4(
+            convert_query(raw.x), convert_query(raw.y), convert_query(raw.z), convert_query(raw.w));
+    }
+}
+
+__device__ __forceinline__ void attend(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first_row, u8* shared, u32* range) {
+    u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    u32 group = p.num_heads / p.num_kv_heads, num_rows = item.num_queries * group;
+    const u32* positions = words(p.step, p.step->positions) + item.query_start;
+    const u32* pages = words(p.step, p.step->pages) + item.pages_start;
+    u32 queries_at = shared_address(shared) + warp * 16 * ROW_BYTES;
+    u32 stages = shared_address(shared) + MANY_ROWS * ROW_BYTES;
+
+    // Which keys the rows of this warp see, of four warps that multiply together, and of the block.
+    u32 own_row = first_row + warp * 16 + lane % 16;
+    Seen seen = join_lanes(sees_range(p, item, positions[min(own_row, num_rows - 1) / group]), own_row < num_rows);
+    if (thread < 2) { range[2 * thread] = NONE; range[2 * thread + 1] = 0; }
+    __syncthreads();
+    u32 quarter = warp / 4 * 2;
+    if (lane == 0) {
+        atomicMin(&range[quarter], seen.begin);
+        atomicMax(&range[quarter + 1], seen.end);
+    }
+    load_queries(p, item, kv_head, first_row, num_rows, shared);
+    __syncthreads();
+    u32 begin = min(range[0], range[2]) / KEYS * KEYS, end = max(range[1], range[3]);
+    u32 own_begin = range[quarter], own_end = range[quarter + 1];
+#pragma unroll
+    for (u32 s = 0; s < MANY_STAGES - 1; s++)
+        load_tile(p, pages, kv_head, begin + s * KEYS, end, stages + s * 2 * TILE_BYTES);
+
+    Rows rows;
+    rows.clear();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        u32 packed = min(first_row + warp * 16 + lane / 4 + 8 * h, num_rows - 1);
+        rows.position[h] = positions[packed / group];
+        rows.slope[h] = p.slopes ? p.slopes[kv_head * group + packed % group] : 0.0f;
+    }
+#if KEEPS_QUERIES
+    u32 queries[HEAD_DIM / 16][4];
+#pragma unroll
+    for (u32 k = 0; k < HEAD_DIM / 16; k++) load_matrices(queries[k], queries_at + swizzle(lane % 16, 2 * k + lane / 16));
+#endif
+    u32 stage = 0;
+    for (u32 tile = begin; tile < end; tile += KEYS) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
+#if USES_WGMMA
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+        // Also: everybody is done with the stage that is loaded next.
+        __syncthreads();
+        u32 next = stage == 0 ? MANY_STAGES - 1 : stage - 1;
+        load_tile(p, pages, kv_head, tile + (MANY_STAGES - 1) * KEYS, end, stages + next * 2 * TILE_BYTES);
+        u32 keys = stages + stage * 2 * TILE_BYTES;
+        stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
+        if (tile >= own_end || tile + KEYS <= own_begin) continue;
+        float scores[KEYS / 8][4];
+#if USES_WGMMA
+        score(scores, queries, keys);
+#else
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) scores[i][0] = scores[i][1] = scores[i][2] = scores[i][3] = 0.0f;
+#pragma unroll
+        for (u32 k = 0; k < HEAD_DIM / 16; k++) {
+#if KEEPS_QUERIES
+            const u32(&a)[4] = queries[k];
+#else
+            u32 a[4];
+            load_matrices(a, queries_at + swizzle(lane % 16, 2 * k + lane / 16));
+#endif
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; n++) {
+                u32 b[4];
+                load_matrices(b, keys + swizzle(n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+                multiply_add(scores[2 * n], a, b[0], b[1]);
+                multiply_add(scores[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+#endif
+        bool is_masked = tile < seen.all_begin || tile + KEYS > seen.all_end;
+        rows.weigh<KEYS / 8>(p, item, scores, tile, end, is_masked);
+#if USES_WGMMA
+        add_weighted(rows.sums, scores, keys + TILE_BYTES);
+#else
+        rows.add<KEYS / 8>(scores, keys + TILE_BYTES);
+#endif
+    }
+    asm volatile("cp.async.wait_group 0;");
+    rows.finish();
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        u32 packed = first_row + warp * 16 + lane / 4 + 8 * h;
+        if (packed >= num_rows) continue;
+        float factor = rows.total[h] > 0.0f ? 1.0f / rows.total[h] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < HEAD_DIM / 8; i++)
+            store_pair(p, item, kv_head, packed, i * 8 + lane % 4 * 2, rows.sums[i][2 * h] * factor,
+                       rows.sums[i][2 * h + 1] * factor);
+        if (lane % 4 == 0) store_lse(p, item, kv_head, packed, rows.max[h], rows.total[h]);
+    }
+    __syncthreads();
+}
+
+// With small heads two blocks fit, where half the registers are enough.
+#if HEAD_DIM > 64 || __CUDA_ARCH__ != 900
+#define MANY_BLOCKS 1
+#else
+#define MANY_BLOCKS 2
+#endif
+
+KERNEL __launch_bounds__(256, MANY_BLOCKS) attention_many(const AttentionParams p) {
+    extern __shared__ __align__(1024) u8 shared[];
+    __shared__ u32 range[4];
+    __shared__ u8 is_last[256];
+    allow_next();
+    const PlanHeader plan = p.step->plans[p.plan];
+    const AttentionItem* items = reinterpret_cast<const AttentionItem*>(words(p.step, plan.items));
+    u32 group = p.num_heads / p.num_kv_heads;
+    wait_for_previous();
+    // From the last item to the first, because the later ones of a prompt see more keys, and there and back over the blocks,
+    // so that none gets the longest of every round.
+    u32 num_units = plan.num_items * p.num_kv_heads;
+    for (u32 round = 0; round * gridDim.x < num_units; round++) {
+        u32 place = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        if (place >= num_units) continue;
+        u32 unit = num_units - 1 - place;
+        const AttentionItem item = items[unit / p.num_kv_heads];
+        u32 num_rows = item.num_queries * group;
+        if (num_rows <= 16) continue;
+        for (u32 row = 0; row < num_rows; row += MANY_ROWS) attend(p, item, unit % p.num_kv_heads, row, shared, range);
+        arrive<256>(p, plan, item, unit % p.num_kv_heads, is_last);
+    }
+}

@@ -1,0 +1,265 @@
+// What the two tensor-core attention kernels share, for one head size and a 16-bit cache: HEAD_DIM and IS_F16 are defined by
+// the caller. Scores and running maxima are kept in units of log2, so that a weight is one multiply-add and one exp2.
+//
+// The queries that share a kv head are packed into rows: row r of an item is query r / group, head r % group. A warp owns 16
+// rows; a lane holds two of them, lane / 4 and 8 more, as mma.m16n8k16 wants it.
+
+#define CHUNKS (HEAD_DIM / 8) // 16-byte chunks of a row
+#define ROW_BYTES (HEAD_DIM * 2)
+#define LOG2E 1.44269504f
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Where chunk `c` of row `r` lies in a tile: the low three bits are mixed with the row, so that ldmatrix has no conflicts.
+__device__ __forceinline__ u32 swizzle(u32 r, u32 c) { return r * ROW_BYTES + ((c ^ (r & 7)) << 4); }
+
+// Bytes that are not there are zero, never what the memory holds.
+__device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there) {
+    u32 bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if IS_F16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+#if IS_F16
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+#else
+    return pack_bf16(low, high);
+#endif
+}
+
+// Two values of a query as they multiply with the cache.
+__device__ __forceinline__ u32 convert_query(u32 raw) {
+#if IS_F16
+    return pack(low_bf16(raw), high_bf16(raw));
+#else
+    return raw;
+#endif
+}
+
+// Offsets from the first key of an item: those that any of some rows sees, and those that all of them see.
+struct Seen {
+    u32 begin, end, all_begin, all_end;
+};
+
+__device__ __forceinline__ Seen sees_range(const AttentionParams& p, const AttentionItem& item, u32 position) {
+    u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
+    u32 begin = first > item.kv_start ? first - item.kv_start : 0;
+    u32 end = min(position >= item.kv_start ? position - item.kv_start + 1 : 0, item.kv_len);
+    return {begin, end, begin, end};
+}
+
+// Over the queries of lanes that have one (`is_row`), the same for the whole warp.
+__device__ __forceinline__ Seen join_lanes(const Seen& own, bool is_row) {
+    return {__reduce_min_sync(NONE, is_row ? own.begin : NONE), __reduce_max_sync(NONE, is_row ? own.end : 0),
+            __reduce_max_sync(NONE, is_row ? own.begin : 0), __reduce_min_sync(NONE, is_row ? own.end : NONE)};
+}
+
+// The running softmax of a lane's two rows.
+struct Rows {
+    u32 position[2];
+    float slope[2];
+    float max[2], total[2];
+    float sums[HEAD_DIM / 8][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
+        max[0] = max[1] = NEG_INF;
+        total[0] = total[1] = 0.0f;
+    }
+
+    // The products of queries and keys from `offset` on become weights; the sums so far shrink to the new maximum.
+    template <int TILES>
+    __device__ __forceinline__ void weigh(
+        const AttentionParams& p, const AttentionItem& item, float (&scores)[TILES][4], u32 offset, u32 end, bool is_masked) {
+        float factor = p.scale * LOG2E;
+        if (p.softcap > 0.0f || p.slopes) {
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    u32 key = item.kv_start + offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
+                    float score = soften(scores[n][j] * p.scale, p.softcap);
+                    scores[n][j] = score - slope[j / 2] * (float)((int)position[j / 2] - (int)key);
+                }
+            factor = LOG2E;
+        }
+        if (is_masked) {
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    u32 at = offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
+                    if (at >= end || !sees(position[j / 2], item.kv_start + at, p.window)) scores[n][j] = NEG_INF;
+                }
+        }
+        float highest[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float most = NEG_INF;
+#pragma unroll
+            for (int n = 0; n < TILES; n++) most = fmaxf(most, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
+            most = fmaxf(most, __shfl_xor_sync(NONE, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(NONE, most, 2));
+            highest[h] = fmaxf(max[h], most * factor);
+        }
+        // After the first tiles the maximum seldom moves.
+        if (__any_sync(NONE, highest[0] > max[0] || highest[1] > max[1])) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float old = highest[h] == NEG_INF ? 1.0f : exp2_approx(max[h] - highest[h]);
+                max[h] = highest[h];
+                total[h] *= old;
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 8; i++) {
+                    sums[i][2 * h] *= old;
+                    sums[i][2 * h + 1] *= old;
+                }
+            }
+        }
+        // A row that has seen nothing yet must not compute infinity minus infinity.
+        float base[2] = {max[0] == NEG_INF ? 0.0f : max[0], max[1] == NEG_INF ? 0.0f : max[1]};
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                scores[n][j] = exp2_approx(fmaf(scores[n][j], factor, -base[j / 2]));
+                total[j / 2] += scores[n][j];
+            }
+    }
+
+    // Adds the values at `values` (16 rows for each two tiles of weights).
+    template <int TILES>
+    __device__ __forceinline__ void add(const float (&weights)[TILES][4], u32 values) {
+        u32 lane = threadIdx.x % 32;
+#pragma unroll
+        for (u32 k = 0; k < TILES / 2; k++) {
+            const u32 a[4] = {pack(weights[2 * k][0], weights[2 * k][1]), pack(weights[2 * k][2], weights[2 * k][3]),
+                              pack(weights[2 * k + 1][0], weights[2 * k + 1][1]),
+                              pack(weights[2 * k + 1][2], weights[2 * k + 1][3])};
+#pragma unroll
+            for (u32 d = 0; d < HEAD_DIM / 16; d++) {
+                u32 b[4];
+                load_matrices_transposed(b, values + swizzle(k * 16 + lane % 16, 2 * d + lane / 16));
+                multiply_add(sums[2 * d], a, b[0], b[1]);
+                multiply_add(sums[2 * d + 1], a, b[2], b[3]);
+            }
+        }
+    }
+
+    // The totals of a row are spread over four lanes until here.
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            total[h] += __shfl_xor_sync(NONE, total[h], 1);
+            total[h] += __shfl_xor_sync(NONE, total[h], 2);
+        }
+    }
+};
+
+// Two neighbouring values of a packed row of an item: to the output, or to the item's partial slot.
+__device__ __forceinline__ void store_pair(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, u32 d, float low, float high) {
+    u32 group = p.num_heads / p.num_kv_heads;
+    u32 query = packed / group, head = kv_head * group + packed % group;
+    if (item.partial == NONE) {
+        u64 at = ((u64)(item.query_start + query) * p.num_heads + head) * HEAD_DIM + d;
+        *reinterpret_cast<u32*>(p.output + at) = pack_bf16(low, high);
+    } else {
+        u64 slot = ((u64)item.partial + query) * p.num_heads + head;
+        *reinterpret_cast<float2*>(p.partials + slot * HEAD_DIM + d) = make_float2(low, high);
+    }
+}
+
+__device__ __forceinline__ void store_lse(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, float max, float total) {
+    if (item.partial == NONE) return;
+    u32 group = p.num_heads / p.num_kv_heads;
+    u64 slot = ((u64)item.partial + packed / group) * p.num_heads + kv_head * group + packed % group;
+    p.partial_lse[slot] = total > 0.0f ? max / LOG2E + logf(total) : NEG_INF;
+}
+
+__device__ __forceinline__ float load_uncached(const float* p) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(p));
+    return value;
+}
+
+// One warp joins all partials of a query and head.
+__device__ __forceinline__ void merge_head(const AttentionParams& p, const AttentionMerge& merge, const u32* slots, u32 head) {
+    u32 lane = threadIdx.x % 32;
+    float max = NEG_INF;
+    for (u32 i = lane; i < merge.count; i += 32)
+        max = fmaxf(max, load_uncached(p.partial_lse + (u64)slots[i] * p.num_heads + head));
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) max = fmaxf(max, __shfl_xor_sync(NONE, max, distance));
+    float total = 0.0f, sum[HEAD_DIM / 32] = {};
+#pragma unroll 4
+    for (u32 i = 0; i < merge.count; i++) {
+        u64 slot = (u64)slots[i] * p.num_heads + head;
+        float lse = load_uncached(p.partial_lse + slot);
+        float weight = lse == NEG_INF ? 0.0f : exp2_approx(LOG2E * (lse - max));
+        total += weight;
+#pragma unroll
+        for (u32 j = 0; j < HEAD_DIM / 32; j++)
+            sum[j] += weight * load_uncached(p.partials + slot * HEAD_DIM + lane + 32 * j);
+    }
+    float factor = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < HEAD_DIM / 32; j++)
+        p.output[((u64)merge.query * p.num_heads + head) * HEAD_DIM + lane + 32 * j] = float_to_bf16(sum[j] * factor);
+}
+
+// Called by a whole block that has stored the partials of an item and kv head. Whoever brings a query's last partial joins
+// them, so that no other kernel has to.
+template <int THREADS>
+__device__ __forceinline__ void arrive(
+    const AttentionParams& p, const PlanHeader& plan, const AttentionItem& item, u32 kv_head, u8* is_last) {
+    if (item.partial == NONE) return;
+    u32 thread = threadIdx.x, group = p.num_heads / p.num_kv_heads;
+    const AttentionMerge* merges = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges));
+    const u32* slot_merges = words(p.step, plan.slot_merges) + item.partial;
+    __threadfence();
+    __syncthreads();
+    for (u32 first = 0; first < item.num_queries; first += THREADS) {
+        u32 count = min(item.num_queries - first, (u32)THREADS);
+        if (thread < count) {
+            u32 number = slot_merges[first + thread];
+            u32* arrived = p.arrivals + (u64)number * p.num_kv_heads + kv_head;
+            bool last = atomicAdd(arrived, 1) + 1 == merges[number].count;
+            if (last) *arrived = 0;
+            is_last[thread] = last;
+        }
+        __syncthreads();
+        __threadfence();
+        for (u32 pair = thread / 32; pair < count * group; pair += THREADS / 32) {
+            if (!is_last[pair / group]) continue;
+            const AttentionMerge merge = merges[slot_merges[first + pair / group]];
+            const u32* slots = words(p.step, plan.merge_slots) + merge.first;
+            merge_head(p, merge, slots, kv_head * group + pair % group);
+        }
+        __syncthreads();
+    }
+}

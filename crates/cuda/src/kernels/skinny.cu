@@ -1,0 +1,288 @@
+// Products of bf16 weights with at most 16 rows of activations (tokens), on tensor cores (mma.m16n8k16) and fused with what
+// stands around them: the norm before, and after it the residual, the gated activation, or the rotary embedding with the write
+// into the KV cache.
+//
+// A block makes 16 weight rows by all tokens; its 16 warps share the columns, 64 at a time, and join their sums at the end.
+// Weights are the M side, tokens the N side. Weights come in whole lines through shared memory. Loaded into registers, they
+// were nearly as fast alone, but next to attention, which turns most of the first cache into shared memory, a step took 1.4 times as
+// long. The first weights are asked for before the kernel that makes the activations is done.
+//
+// A lane takes 16 bytes of a weight row and the same columns of a token: which of them the tensor core takes for column 0, 1,
+// ... of its tile does not matter, as long as both sides agree.
+//
+// The two halves of the 16 rows may lie anywhere: gate and up, or the two halves of a head that are rotated together, meet in
+// one thread. The norm is split: activations are multiplied with its weight on the way in, and their squares, which every
+// warp sees on its way, give the factor of the result.
+
+#define WARPS 16
+#define STAGES 2 // of 64 columns of 16 rows, a warp
+
+struct SkinnyParams {
+    const StepHeader* step;
+    const bf16* weight; // [rows, cols]
+    const bf16* input;  // [tokens, cols]
+    const float* norm;  // [cols], used by the kernels that norm
+    const float* bias;  // [rows] or null
+    void* output;       // [tokens, output_stride], bf16, or f32 for logits
+    const float* inv_freq; // [head_dim / 2] or null: no rotation
+    u8* cache;          // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
+    u32 num_rows, cols, num_tokens, output_stride;
+    u32 accumulate, activation;
+    u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type;
+    float eps, softcap, rope_scale;
+};
+
+// Weights wait in shared memory, in a ring of each warp's own, so that no barrier of the block is needed.
+extern __shared__ __align__(128) u8 ring[];
+
+__device__ __forceinline__ u32 slot(u32 stage, u32 row, u32 chunk) {
+    return (threadIdx.x / 32 * STAGES + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
+}
+
+__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+__device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four values times the norm's weight; the squares are of what came in.
+__device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, float& squares) {
+    const float4 weight = *reinterpret_cast<const float4*>(norm);
+    const float v[4] = {low_bf16(x), high_bf16(x), low_bf16(y), high_bf16(y)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) squares = fmaf(v[j], v[j], squares);
+    x = pack_bf16(v[0] * weight.x, v[1] * weight.y);
+    y = pack_bf16(v[2] * weight.z, v[3] * weight.w);
+}
+
+// A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
+template <int TILES, bool NORMS, bool GATHERS>
+__device__ __forceinline__ void multiply(
+    const SkinnyParams& p, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
+    u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * 64, column = start + lane % 4 * 8;
+    u32 ring_at = (u32)__cvta_generic_to_shared(ring);
+    // Eight lanes ask for 128 bytes of a row: whole lines. In units of 8 values.
+    const uint4* weight = reinterpret_cast<const uint4*>(p.weight) + start / 8 + lane % 8;
+    u64 rows[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        rows[i] = (u64)min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / 8);
+    auto load = [&](u32 stage, u32 ahead) {
+        if (start + ahead < p.cols) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                copy_16(ring_at + slot(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / 8);
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++) load(s, s * WARPS * 64);
+    // Where a token's activations begin, in units of 8; tokens that are not there are zero.
+    u32 tokens[TILES];
+    u32 num_tokens = GATHERS ? p.step->num_logit_rows : p.step->num_tokens;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        u32 token = t * 8 + lane / 4;
+        u32 row = GATHERS && token < num_tokens ? words(p.step, p.step->logit_rows)[token] : token;
+        tokens[t] = token < num_tokens ? row * (p.cols / 8) : NONE;
+    }
+    wait_for_previous();
+    const uint4* inputs = reinterpret_cast<const uint4*>(p.input);
+    u32 stage = 0;
+    for (u32 done = 0; start + done < p.cols; done += WARPS * 64, column += WARPS * 64) {
+        uint4 x[TILES][2];
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                x[t][half] = tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * 4] : make_uint4(0, 0, 0, 0);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncwarp();
+        load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * 64);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot(stage, lane / 4, lane % 4 + half * 4));
+            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot(stage, 8 + lane / 4, lane % 4 + half * 4));
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                if (NORMS) {
+                    const float* norm = p.norm + column + half * 32;
+                    scale_inputs(x[t][half].x, x[t][half].y, norm, squares[t]);
+                    scale_inputs(x[t][half].z, x[t][half].w, norm + 4, squares[t]);
+                }
+                multiply_add(sums[t], w0.x, w1.x, w0.y, w1.y, x[t][half].x, x[t][half].y);
+                multiply_add(sums[t], w0.z, w1.z, w0.w, w1.w, x[t][half].z, x[t][half].w);
+            }
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+}
+
+// What the warps of a block leave for each other.
+template <int TILES>
+struct Parts {
+    float4 sums[WARPS][TILES][32];
+    float squares[WARPS][TILES * 8];
+};
+
+// Joins the sums of the warps. True for threads that hold results, of tile `thread / 32`.
+template <int TILES, bool NORMS>
+__device__ __forceinline__ bool join(
+    const SkinnyParams& p, Parts<TILES>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
+    u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        parts.sums[warp][t][lane] = make_float4(sums[t][0], sums[t][1], sums[t][2], sums[t][3]);
+        if (NORMS) {
+            squares[t] += __shfl_xor_sync(NONE, squares[t], 1);
+            squares[t] += __shfl_xor_sync(NONE, squares[t], 2);
+            if (lane % 4 == 0) parts.squares[warp][t * 8 + lane / 4] = squares[t];
+        }
+    }
+    __syncthreads();
+    if (warp >= TILES) return false;
+#pragma unroll
+    for (int j = 0; j < 4; j++) result[j] = 0.0f;
+    float total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float4 part = parts.sums[w][warp][lane];
+        result[0] += part.x;
+        result[1] += part.y;
+        result[2] += part.z;
+        result[3] += part.w;
+        if (NORMS) {
+            total[0] += parts.squares[w][warp * 8 + lane % 4 * 2];
+            total[1] += parts.squares[w][warp * 8 + lane % 4 * 2 + 1];
+        }
+    }
+    if (NORMS) {
+        float factor[2] = {rsqrtf(total[0] / (float)p.cols + p.eps), rsqrtf(total[1] / (float)p.cols + p.eps)};
+#pragma unroll
+        for (int j = 0; j < 4; j++) result[j] *= factor[j % 2];
+    }
+    return true;
+}
+
+__device__ __forceinline__ u32 token_of(int j) { return threadIdx.x / 32 * 8 + threadIdx.x % 4 * 2 + j % 2; }
+
+// 16 consecutive rows: a plain product, or one that is added to the residual stream.
+template <int TILES, bool NORMS>
+__device__ __forceinline__ void linear(const SkinnyParams& p) {
+    __shared__ Parts<TILES> parts;
+    allow_next();
+    u32 row = threadIdx.x % 32 / 4;
+    u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
+    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
+    multiply<TILES, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 token = token_of(j), column = at[j / 2];
+        if (token >= p.num_tokens || column >= p.num_rows) continue;
+        bf16* output = reinterpret_cast<bf16*>(p.output) + (u64)token * p.output_stride + column;
+        float value = result[j] + (p.bias ? p.bias[column] : 0.0f);
+        *output = float_to_bf16(p.accumulate ? bf16_to_float(*output) + value : value);
+    }
+}
+
+// The same for the rows of the step whose logits are wanted, in f32.
+template <int TILES, bool NORMS>
+__device__ __forceinline__ void logits(const SkinnyParams& p) {
+    __shared__ Parts<TILES> parts;
+    allow_next();
+    u32 row = threadIdx.x % 32 / 4;
+    u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
+    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
+    multiply<TILES, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 token = token_of(j), column = at[j / 2];
+        if (token >= p.num_tokens || column >= p.num_rows) continue;
+        reinterpret_cast<float*>(p.output)[(u64)token * p.output_stride + column] = soften(result[j], p.softcap);
+    }
+}
+
+// Eight rows of the gate and the same of up; `num_rows` is that of the gate.
+template <int TILES, bool NORMS>
+__device__ __forceinline__ void gated(const SkinnyParams& p) {
+    __shared__ Parts<TILES> parts;
+    allow_next();
+    u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
+    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
+    multiply<TILES, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
+    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        u32 token = token_of(j);
+        if (token >= p.num_tokens) continue;
+        float value = activate(p.activation, result[j] + gate_bias) * (result[2 + j] + up_bias);
+        reinterpret_cast<bf16*>(p.output)[(u64)token * p.output_stride + column] = float_to_bf16(value);
+    }
+}
+
+// Eight dimensions of the first half of a head and the same of the second: rotated together if they are of q or k, then to
+// the queries or into the cache.
+template <int TILES, bool NORMS>
+__device__ __forceinline__ void qkv(const SkinnyParams& p) {
+    __shared__ Parts<TILES> parts;
+    allow_next();
+    u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8);
+    u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
+    u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
+    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
+    multiply<TILES, NORMS, false>(p, first, first + half, NONE, sums, squares);
+    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    bool is_value = head >= p.num_heads + p.num_kv_heads;
+    const u32* positions = words(p.step, p.step->positions);
+    const u32* slots = words(p.step, p.step->slots);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        u32 token = token_of(j);
+        if (token >= p.step->num_tokens) continue;
+        float x = result[j], y = result[2 + j];
+        if (p.bias) {
+            x += p.bias[head * p.head_dim + d];
+            y += p.bias[head * p.head_dim + half + d];
+        }
+        if (p.inv_freq && !is_value) {
+            float sin, cos, old = x;
+            sin_cos((float)positions[token] * p.inv_freq[d], &sin, &cos);
+            x = p.rope_scale * (old * cos - y * sin);
+            y = p.rope_scale * (y * cos + old * sin);
+        }
+        if (head < p.num_heads) {
+            bf16* query = reinterpret_cast<bf16*>(p.output) + ((u64)token * p.num_heads + head) * p.head_dim;
+            query[d] = float_to_bf16(x);
+            query[half + d] = float_to_bf16(y);
+        } else {
+            u64 block = slots[token] >> p.block_shift;
+            u32 offset = slots[token] & ((1u << p.block_shift) - 1), plane_head = head - p.num_heads;
+            u64 start = (((block * 2 * p.num_kv_heads + plane_head) << p.block_shift) + offset) * p.head_dim;
+            store_cache(p.cache, start + d, x, p.cache_type);
+            store_cache(p.cache, start + half + d, y, p.cache_type);
+        }
+    }
+}
+
+#define SKINNY(TILES, BLOCKS) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) linear_##TILES(const SkinnyParams p) { linear<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_linear_##TILES(const SkinnyParams p) { linear<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) logits_##TILES(const SkinnyParams p) { logits<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_logits_##TILES(const SkinnyParams p) { logits<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) gated_##TILES(const SkinnyParams p) { gated<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_gated_##TILES(const SkinnyParams p) { gated<TILES, true>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qkv_##TILES(const SkinnyParams p) { qkv<TILES, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_qkv_##TILES(const SkinnyParams p) { qkv<TILES, true>(p); }
+
+#if __CUDA_ARCH__ < 1000
+SKINNY(1, 2)
+#else
+SKINNY(1, 1) // this compiler would spill
+#endif
+SKINNY(2, 1)

@@ -1,0 +1,201 @@
+//! Products with weights of any format: up to a few rows by our own kernels, which read the weights as they are; larger
+//! ones by cuBLASLt, which gets what is not bf16 converted piece by piece. Products of bf16 weights with few tokens go to
+//! `skinny` before they come here.
+
+use baton_backend::{BackendError, VectorId, WeightFormat, WeightId};
+
+use crate::backend::Device;
+use crate::gemm;
+use crate::kernels::PRODUCT_ROWS;
+use crate::ops::{Run, unsupported};
+use crate::params::{Address, BiasParams, ConvertParams, ProductParams, SoftcapParams};
+use crate::weights::Part;
+
+/// More rows of bf16 weights than this go to cuBLASLt. Other formats get more, because those must be converted first.
+pub const MAX_PRODUCT_ROWS: usize = 2;
+const MAX_QUANTISED_ROWS: usize = 8;
+
+/// A product and where its result goes.
+pub(crate) struct Product {
+    pub(crate) input: Address,
+    pub(crate) m: usize,
+    /// Rows that input and output have room for.
+    pub(crate) max_m: usize,
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<VectorId>,
+    pub(crate) output: Address,
+    pub(crate) output_stride: usize,
+    pub(crate) accumulate: bool,
+    pub(crate) is_f32: bool,
+    pub(crate) softcap: Option<f32>,
+}
+
+/// The product kernel for `m` rows.
+pub(crate) fn rows_index(m: usize) -> usize {
+    PRODUCT_ROWS.iter().position(|rows| m <= *rows as usize).expect("m is at most the largest kernel's rows")
+}
+
+/// Rows of a large product: more than there are, so that there are few shapes. What the others hold does not matter.
+fn padded_rows(m: usize) -> usize {
+    m.next_multiple_of(if m <= 128 { 8 } else { 64 })
+}
+
+pub(crate) fn is_small(part: &Part, m: usize) -> bool {
+    m <= if part.format == WeightFormat::BF16 { MAX_PRODUCT_ROWS } else { MAX_QUANTISED_ROWS }
+}
+
+impl Run<'_> {
+    pub(crate) fn product(&mut self, product: &Product) -> Result<(), BackendError> {
+        if product.m == 0 {
+            return Ok(());
+        }
+        let num_parts = self.device.weights[product.weight.0 as usize].parts.len();
+        let element = if product.is_f32 { 4 } else { 2 };
+        let mut all_small = true;
+        for number in 0..num_parts {
+            let part = &self.device.weights[product.weight.0 as usize].parts[number];
+            let output = product.output + (part.first_row * element) as u64;
+            if is_small(part, product.m) {
+                self.small_product(product, number, output)?;
+            } else {
+                all_small = false;
+                self.large_product(product, number, output)?;
+            }
+        }
+        match product.softcap {
+            Some(cap) if !all_small => {
+                let count = (product.m * product.output_stride) as u64;
+                let params = SoftcapParams { values: product.output, count, cap };
+                // SAFETY: the struct is the kernel's; the output has these values.
+                unsafe { self.device.gpu.launch(self.device.kernels.softcap, (1024, 1), 256, 0, &params) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn small_product(
+        &mut self,
+        product: &Product,
+        number: usize,
+        output: Address,
+    ) -> Result<(), BackendError> {
+        let device = &*self.device;
+        let weight = &device.weights[product.weight.0 as usize];
+        let part = &weight.parts[number];
+        let bias = self.vector(product.bias);
+        let all_small = weight.parts.iter().all(|part| is_small(part, product.m));
+        let params = ProductParams {
+            weight: part.memory.address(),
+            row_bytes: part.row_bytes as u64,
+            input: product.input,
+            bias: if bias == 0 { 0 } else { bias + 4 * part.first_row as u64 },
+            output,
+            num_rows: part.rows as u32,
+            cols: weight.cols as u32,
+            m: product.m as u32,
+            output_stride: product.output_stride as u32,
+            accumulate: u32::from(product.accumulate),
+            is_f32: u32::from(product.is_f32),
+            // Where a large part follows, the whole row is bent afterwards.
+            softcap: if all_small { product.softcap.unwrap_or(0.0) } else { 0.0 },
+            activation: 0,
+        };
+        let function = device.kernels.products(part.format).plain[rows_index(product.m)];
+        // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
+        unsafe { device.gpu.launch(function, (part.rows.div_ceil(4) as u32, 1), 128, 0, &params) }
+    }
+
+    fn large_product(
+        &mut self,
+        product: &Product,
+        number: usize,
+        output: Address,
+    ) -> Result<(), BackendError> {
+        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
+        let weight = &weights[product.weight.0 as usize];
+        let part = &weight.parts[number];
+        let element = if product.is_f32 { 4 } else { 2 };
+        let piece = if part.format == WeightFormat::BF16 {
+            part.rows
+        } else {
+            (converted.bytes() / 2 / weight.cols).min(part.rows)
+        };
+        for first in (0..part.rows).step_by(piece.max(1)) {
+            let rows = piece.min(part.rows - first);
+            let mut source = part.memory.address() + (first * part.row_bytes) as u64;
+            if part.format != WeightFormat::BF16 {
+                let params = ConvertParams {
+                    weight: source,
+                    row_bytes: part.row_bytes as u64,
+                    output: converted.address(),
+                    num_rows: rows as u32,
+                    cols: weight.cols as u32,
+                };
+                // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
+                unsafe {
+                    gpu.launch(kernels.products(part.format).convert, (rows as u32, 1), 128, 0, &params)
+                }?;
+                source = converted.address();
+            }
+            let target = output + (first * element) as u64;
+            let is_aligned = |bytes: u64| {
+                target.is_multiple_of(bytes)
+                    && ((product.output_stride * element) as u64).is_multiple_of(bytes)
+            };
+            let shape = gemm::Shape {
+                m: padded_rows(product.m).min(product.max_m),
+                n: rows,
+                k: weight.cols,
+                output_stride: product.output_stride,
+                is_f32: product.is_f32,
+                output_alignment: if is_aligned(16) { 16 } else { element as u32 },
+            };
+            let matrices = gemm::Matrices { weight: source, input: product.input, output: target };
+            // A product that adds to its output must not be timed there.
+            let scratch = if product.accumulate { projected.address() } else { target };
+            let fits = !product.accumulate || shape.m * shape.output_stride * element <= projected.bytes();
+            let scratch = Some(scratch).filter(|_| self.is_bucket && fits);
+            // SAFETY: the addresses are matrices of the shape's sizes.
+            unsafe { gemm.multiply(gpu, shape, matrices, product.accumulate, scratch) }?;
+        }
+        let Some(bias) = product.bias else { return Ok(()) };
+        if part.rows != weight.rows || product.output_stride != weight.rows || product.is_f32 {
+            return Err(unsupported("a bias for a weight of several formats"));
+        }
+        let params = BiasParams {
+            values: output,
+            bias: vectors[bias.0 as usize].address(),
+            rows: product.m as u32,
+            width: weight.rows as u32,
+        };
+        // SAFETY: the struct is the kernel's; the output is `[m, rows]`.
+        unsafe { gpu.launch(kernels.add_bias, (512, 1), 256, 0, &params) }
+    }
+
+    pub(crate) fn weight_size(&self, weight: WeightId) -> (usize, usize) {
+        let weight = &self.device.weights[weight.0 as usize];
+        (weight.rows, weight.cols)
+    }
+
+    /// Projects all rows into scratch, without bias.
+    pub(crate) fn project(&mut self, input: Address, weight: WeightId) -> Result<Address, BackendError> {
+        let output = self.device.projected.address();
+        let (rows, _) = self.weight_size(weight);
+        if self.tokens() * rows * 2 > self.device.projected.bytes() {
+            return Err(unsupported("a projection wider than the weights that were loaded for one"));
+        }
+        self.product(&Product {
+            input,
+            m: self.tokens(),
+            max_m: self.device.max_tokens,
+            weight,
+            bias: None,
+            output,
+            output_stride: rows,
+            accumulate: false,
+            is_f32: false,
+            softcap: None,
+        })?;
+        Ok(output)
+    }
+}

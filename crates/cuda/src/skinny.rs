@@ -1,0 +1,142 @@
+//! Ops of a few tokens with a bf16 weight as one launch each: norm, product and what follows it. Each function says whether
+//! it could; the others go by `products` and their own kernels.
+
+use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightFormat, WeightId};
+
+use crate::kernels::{SKINNY_SHARED_BYTES, SKINNY_THREADS, SKINNY_TILES, SkinnyKernels};
+use crate::ops::{Run, activation_number, unsupported};
+use crate::params::{Address, SkinnyParams};
+
+/// Columns that a warp takes at a time.
+const UNIT: usize = 64;
+
+impl Run<'_> {
+    /// What all skinny launches begin with, or `None` if this product is not one.
+    fn skinny(&self, weight: WeightId, norm: Option<&Norm>, num_tokens: u32) -> Option<SkinnyParams> {
+        let device = &*self.device;
+        let weight = &device.weights[weight.0 as usize];
+        let [part] = weight.parts.as_slice() else { return None };
+        let is_layer_norm = norm.is_some_and(|norm| norm.kind != NormKind::Rms);
+        let is_skinny = part.format == WeightFormat::BF16
+            && weight.cols.is_multiple_of(UNIT)
+            && !is_layer_norm
+            && num_tokens as usize <= device.skinny_rows.min(8 * SKINNY_TILES[1] as usize);
+        is_skinny.then(|| SkinnyParams {
+            step: device.step.address(),
+            weight: part.memory.address(),
+            norm: self.vector(norm.map(|norm| norm.weight)),
+            eps: norm.map_or(0.0, |norm| norm.eps),
+            num_rows: weight.rows as u32,
+            cols: weight.cols as u32,
+            num_tokens,
+            ..SkinnyParams::default()
+        })
+    }
+
+    fn launch_skinny(
+        &self,
+        kernels: &SkinnyKernels,
+        blocks: u32,
+        params: &SkinnyParams,
+    ) -> Result<bool, BackendError> {
+        if params.num_tokens == 0 {
+            return Ok(true);
+        }
+        let tiles = SKINNY_TILES.iter().position(|tiles| params.num_tokens <= 8 * tiles);
+        let tiles = tiles.expect("no more tokens than the widest kernel takes");
+        let function = kernels[tiles][usize::from(params.norm != 0)];
+        // SAFETY: the struct is the kernels'; input and output have the shape's tokens, the weight its rows.
+        unsafe {
+            self.device.gpu.launch(function, (blocks, 1), SKINNY_THREADS, SKINNY_SHARED_BYTES, params)
+        }?;
+        Ok(true)
+    }
+
+    pub(crate) fn skinny_linear(&self, op: &Linear) -> Result<bool, BackendError> {
+        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+            return Ok(false);
+        };
+        let params = SkinnyParams {
+            input: self.buffer(op.input, params.cols as usize)?,
+            bias: self.vector(op.bias),
+            output: self.buffer(op.output, params.num_rows as usize)?,
+            output_stride: params.num_rows,
+            accumulate: u32::from(op.accumulate),
+            ..params
+        };
+        self.launch_skinny(&self.device.kernels.skinny.linear, params.num_rows.div_ceil(16), &params)
+    }
+
+    pub(crate) fn skinny_gated(&self, op: &GatedLinear) -> Result<bool, BackendError> {
+        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+            return Ok(false);
+        };
+        let width = params.num_rows / 2;
+        if !width.is_multiple_of(8) {
+            return Ok(false);
+        }
+        let params = SkinnyParams {
+            input: self.buffer(op.input, params.cols as usize)?,
+            bias: self.vector(op.bias),
+            output: self.buffer(op.output, width as usize)?,
+            num_rows: width,
+            output_stride: width,
+            activation: activation_number(op.activation),
+            ..params
+        };
+        self.launch_skinny(&self.device.kernels.skinny.gated, width / 8, &params)
+    }
+
+    /// Rotates whole heads of the half style only, and norms no heads.
+    pub(crate) fn skinny_qkv(&self, op: &Qkv) -> Result<bool, BackendError> {
+        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+            return Ok(false);
+        };
+        let device = &*self.device;
+        let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
+        let spec = kv.layer_spec(op.layer);
+        let rope = op.rope.map(|rope| &device.ropes[rope.0 as usize]);
+        let is_whole = |half: u32| half as usize * 2 == spec.head_dim;
+        let is_simple = op.q_norm.is_none()
+            && op.k_norm.is_none()
+            && spec.head_dim.is_multiple_of(16)
+            && rope.is_none_or(|rope| !rope.is_interleaved && is_whole(rope.half));
+        if !is_simple {
+            return Ok(false);
+        }
+        let inv_freq: Address = rope.map_or(0, |rope| rope.inv_freq.address());
+        let params = SkinnyParams {
+            input: self.buffer(op.input, params.cols as usize)?,
+            bias: self.vector(op.bias),
+            output: self.buffer(op.output, op.num_heads * spec.head_dim)?,
+            inv_freq,
+            cache: kv.layers[op.layer].device.address(),
+            num_heads: op.num_heads as u32,
+            num_kv_heads: spec.num_kv_heads as u32,
+            head_dim: spec.head_dim as u32,
+            block_shift: kv.block_shift,
+            cache_type: kv.cache_type(),
+            rope_scale: rope.map_or(1.0, |rope| rope.scale),
+            ..params
+        };
+        self.launch_skinny(&device.kernels.skinny.qkv, params.num_rows / 16, &params)
+    }
+
+    pub(crate) fn skinny_logits(&self, op: &Logits) -> Result<bool, BackendError> {
+        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.logit_rows) else {
+            return Ok(false);
+        };
+        let buffer = &self.device.buffers[op.output.0 as usize];
+        if !buffer.is_f32 || buffer.cols != params.num_rows as usize {
+            return Err(unsupported("logits in a buffer that is not as wide as the vocabulary"));
+        }
+        let params = SkinnyParams {
+            input: self.buffer(op.input, params.cols as usize)?,
+            output: buffer.memory.address(),
+            output_stride: params.num_rows,
+            softcap: op.softcap.unwrap_or(0.0),
+            ..params
+        };
+        self.launch_skinny(&self.device.kernels.skinny.logits, params.num_rows.div_ceil(16), &params)
+    }
+}
