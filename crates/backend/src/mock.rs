@@ -86,6 +86,8 @@ impl Backend for MockBackend {
             activation_bytes: 0,
             kv_cap_bytes: None,
             max_steps_in_flight: MAX_IN_FLIGHT,
+            attention_units: 0,
+            attention_rows: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,
         }

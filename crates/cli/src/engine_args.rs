@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use baton_backend::{KvDtype, WeightFormat};
+use baton_backend::{DeviceInfo, KvDtype, WeightFormat};
 use baton_engine::EngineConfig;
 use baton_kv::EvictionPolicy;
 use baton_model::LoadFormat;
@@ -16,6 +16,10 @@ use clap::{Args, ValueEnum};
 use crate::args::{KvDtypeArg, parse_share};
 use crate::errors::hinted;
 use crate::size::{parse_size, parse_size_gib};
+
+/// Sequences and tokens of a step on a GPU, unless said otherwise.
+const GPU_SEQS: usize = 256;
+const GPU_STEP_TOKENS: usize = 8192;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
@@ -35,10 +39,10 @@ pub struct EngineArgs {
     /// The longest sequence, prompt and output together; without it, what the model was made for and memory allows
     #[arg(long, value_name = "N")]
     pub max_model_len: Option<usize>,
-    /// Sequences in one step
+    /// Sequences in one step [default: 64, on a GPU 256]
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<usize>,
-    /// Tokens in one step; long prompts are cut into chunks of this
+    /// Tokens in one step; long prompts are cut into chunks of this [default: 512, on a GPU 8192]
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
     /// Requests that may wait for their first step; more are turned away
@@ -189,6 +193,15 @@ impl EngineArgs {
             deterministic: self.deterministic,
             seed: self.seed.unwrap_or(defaults.seed),
             max_num_queued_reqs: self.max_num_queued_reqs.unwrap_or(defaults.max_num_queued_reqs),
+        }
+    }
+
+    /// The engine's defaults suit a CPU; a device that works on many things at once wants larger steps.
+    pub fn fit_to(&self, device: &DeviceInfo, config: &mut EngineConfig) {
+        if device.attention_units > 0 {
+            config.max_num_seqs = self.max_num_seqs.unwrap_or(GPU_SEQS);
+            let tokens = GPU_STEP_TOKENS.max(config.max_num_seqs);
+            config.max_num_batched_tokens = self.max_num_batched_tokens.unwrap_or(tokens);
         }
     }
 

@@ -34,7 +34,7 @@ pub struct Session {
 
 impl Session {
     pub fn open(model: Option<&str>, args: &EngineArgs) -> Result<Self> {
-        let config = args.resolve();
+        let mut config = args.resolve();
         config.validate()?;
         let wanted_dtype = parse_dtype(&args.dtype)?;
         let found = model_path::resolve(model)?;
@@ -49,6 +49,7 @@ impl Session {
         }
         let text = TextModel::new(found.name, &files)?;
         let backend = open_backend(args)?;
+        args.fit_to(&backend.device(), &mut config);
         let bar = progress::bytes("loading", files.describe().total_bytes);
         let engine = Engine::new(&files, backend, &config, &mut |progress| {
             bar.set_length(progress.total_bytes);

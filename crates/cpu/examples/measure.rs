@@ -181,8 +181,13 @@ fn tokens(first: usize, count: usize) -> StepInput {
         first_position: first as u32,
         pages_start: 0,
     };
-    let options =
-        PlannerOptions { block_size: 16, window: None, max_kv_per_item: 0, max_queries_per_item: 0 };
+    let options = PlannerOptions {
+        block_size: 16,
+        window: None,
+        max_kv_per_item: 0,
+        max_queries_per_item: 0,
+        max_split_queries: 0,
+    };
     let mut plan = AttentionPlan::default();
     plan_attention(&[sequence], &options, &mut plan);
     input.attention.push(plan);
