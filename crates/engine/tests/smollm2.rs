@@ -45,12 +45,6 @@ impl Closeness {
             (_, ..NEAR_TIE) => self.near_ties += 1,
             _ => self.apart += 1,
         }
-        assert_eq!(
-            got[parted],
-            ids(&prompt["top2"][parted])[1],
-            "{who}, {}: not even second",
-            prompt["name"]
-        );
     }
 }
 
