@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cargo, root, run};
+use crate::{cargo, root, run, target};
 
 /// The first release with the test runner that the script needs.
 const LEAST_NODE: u32 = 20;
@@ -24,7 +24,7 @@ pub fn test(model: &Path) -> Result<()> {
     // The browser unpacks itself into the folder for temporary files.
     let unpacked = root().join(".cache/chromium");
     std::fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
-    let binary = root().join("target/debug").join(format!("baton{}", std::env::consts::EXE_SUFFIX));
+    let binary = target().join("debug").join(format!("baton{}", std::env::consts::EXE_SUFFIX));
     println!("$ node --test tests/console/console.test.mjs");
     run(Command::new("node")
         .args(["--test", "--test-concurrency=1", "console.test.mjs"])

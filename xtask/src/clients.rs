@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{cargo, root, run};
+use crate::{cargo, root, run, target};
 
 const PYTHON_PACKAGES: [&str; 3] = ["openai==3.49.0", "anthropic==2.8.0", "schemathesis==4.32.5"];
 const NODE_PACKAGE: &str = "openai@7.53.0";
@@ -77,9 +77,7 @@ struct Server {
 
 impl Server {
     fn start(model: &Path) -> Result<Self> {
-        let target =
-            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-        let mut child = Command::new(target.join("debug/baton"))
+        let mut child = Command::new(target().join("debug/baton"))
             .arg("serve")
             .arg(model)
             .args(["--port", "0", "--api-key", KEY, "--max-model-len", "4096", "--log-level", "warn"])

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cargo, root, run};
+use crate::{cargo, root, run, target};
 
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/baton"),
@@ -29,9 +29,9 @@ pub fn build(profile: &str) -> Result<()> {
     cargo(&["build", "--locked", "--package", "baton-cli", "--profile", profile], &[])?;
     // Cargo's own folder for the profile `dev` has another name.
     let folder = if profile == "dev" { "debug" } else { profile };
-    let binary = root().join("target").join(folder).join("baton");
+    let binary = target().join(folder).join("baton");
     let name = format!("baton-{}-{}-linux", version(&binary)?, std::env::consts::ARCH);
-    let dist = root().join("target/dist");
+    let dist = target().join("dist");
     let staged = dist.join(&name);
     if staged.exists() {
         std::fs::remove_dir_all(&staged).with_context(|| format!("cannot clear {}", staged.display()))?;
