@@ -165,12 +165,10 @@ pub enum BackendArg {
     OpenaiChat,
 }
 
+/// Where a server is, and what lets one in.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
-pub struct TargetArgs {
-    /// Which API is spoken; without it, what --endpoint says
-    #[arg(long, value_name = "API", alias = "endpoint-type")]
-    pub backend: Option<BackendArg>,
+pub struct AddressArgs {
     /// Address of the server, instead of --host and --port
     #[arg(long, value_name = "URL")]
     pub base_url: Option<String>,
@@ -178,6 +176,36 @@ pub struct TargetArgs {
     pub host: String,
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub port: u16,
+    /// Key for the server
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// More headers (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_pair)]
+    pub header: Vec<(String, String)>,
+}
+
+impl AddressArgs {
+    /// Without the version that clients of OpenAI write into the address: the routes name it again.
+    pub fn base_url(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let url = self.base_url.clone().unwrap_or_else(|| format!("http://{host}:{}", self.port));
+        url.trim_end_matches('/').trim_end_matches("/v1").to_owned()
+    }
+
+    pub fn headers(&self) -> Vec<(String, String)> {
+        let key = self.api_key.iter().map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
+        self.header.iter().cloned().chain(key).collect()
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub struct TargetArgs {
+    /// Which API is spoken; without it, what --endpoint says
+    #[arg(long, value_name = "API", alias = "endpoint-type")]
+    pub backend: Option<BackendArg>,
+    #[command(flatten)]
+    pub address: AddressArgs,
     /// Route of the requests; without it, that of the API
     #[arg(long, value_name = "PATH")]
     pub endpoint: Option<String>,
@@ -187,12 +215,6 @@ pub struct TargetArgs {
     /// Model whose tokenizer counts the tokens of texts: a file, a directory or a name
     #[arg(long, value_name = "MODEL")]
     pub tokenizer: Option<String>,
-    /// Key for the server
-    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// More headers (repeatable)
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_pair)]
-    pub header: Vec<(String, String)>,
     /// More fields of every request, as a JSON object
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub extra_body: Option<Map<String, Value>>,
@@ -504,7 +526,7 @@ mod tests {
     #[test]
     fn pairs_and_objects_are_read() {
         let args = parse(&["--header", "x-a=1", "x-b=2=3", "--goodput", "ttft:200", "tpot:50", "--seed=5"]);
-        assert_eq!(args.server.header[1], ("x-b".to_owned(), "2=3".to_owned()));
+        assert_eq!(args.server.address.header[1], ("x-b".to_owned(), "2=3".to_owned()));
         assert_eq!((args.result.goodput.len(), args.seed), (2, 5));
         assert!(parse_pair("x").is_err() && parse_object("[1]").is_err());
     }

@@ -212,9 +212,9 @@ impl EngineArgs {
     /// How the files at `path` are to be opened.
     pub fn load_format(&self, path: &Path) -> LoadFormat {
         match self.load_format {
-            // A GGUF file is mapped and not read; beside a configuration there need be no weights at all.
+            // Nothing is read: a GGUF file is only mapped, and beside a configuration dummy weights are never made.
             LoadFormatArg::Mock if path.is_dir() || path.extension().is_some_and(|end| end == "json") => {
-                LoadFormat::Zero
+                LoadFormat::Dummy
             }
             LoadFormatArg::Auto | LoadFormatArg::Mock => LoadFormat::Auto,
             LoadFormatArg::Gguf => LoadFormat::Gguf,

@@ -49,21 +49,11 @@ fn embeddings_and_norms_agree_with_the_reference() {
 
 fn sample_row(logit_row: u32, temperature: f32) -> SampleRow {
     SampleRow {
-        logit_row,
-        forced: None,
         temperature,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        mask: 0..0,
         seed: 7,
         counter: u64::from(logit_row),
         num_logprobs: Some(3),
+        ..SampleRow::greedy(logit_row)
     }
 }
 

@@ -23,7 +23,6 @@ pub struct DummyWeights {
     norm_value: f32,
     tensors: Vec<ExpectedTensor>,
     by_name: HashMap<String, usize>,
-    zero: bool,
 }
 
 impl DummyWeights {
@@ -37,13 +36,7 @@ impl DummyWeights {
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         let norm_value = 1.0 - config.norm_weight_offset;
-        Ok(Self { format: config.dtype, seed, norm_value, tensors, by_name, zero: false })
-    }
-
-    /// The same shapes without values: memory that the system hands out as zeros is not even touched.
-    #[must_use]
-    pub fn of_zeros(self) -> Self {
-        Self { zero: true, ..self }
+        Ok(Self { format: config.dtype, seed, norm_value, tensors, by_name })
     }
 
     fn norm_bytes(&self, count: usize) -> Vec<u8> {
@@ -60,10 +53,7 @@ impl WeightSource for DummyWeights {
         let Some(&index) = self.by_name.get(name) else { return Ok(None) };
         let expected = &self.tensors[index];
         let (rows, cols) = (expected.rows, expected.cols);
-        let tensor = if self.zero {
-            let bytes = rows * cols * self.format.block_bytes();
-            Tensor::new(self.format, rows, cols, SharedBytes::from_vec(vec![0; bytes]))
-        } else if expected.role.is_norm() {
+        let tensor = if expected.role.is_norm() {
             Tensor::new(self.format, rows, cols, SharedBytes::from_vec(self.norm_bytes(rows * cols)))
         } else {
             let seed = self.seed ^ fnv1a(name.as_bytes());
@@ -146,18 +136,6 @@ mod tests {
                 assert_eq!(weights.total_bytes(), bytes, "{architecture}");
                 assert_eq!(weights.tensor("lm_head.weight").unwrap().is_none(), config.tied_embeddings);
             }
-        }
-    }
-
-    #[test]
-    fn zeros_have_the_same_shapes() {
-        let config = config("LlamaForCausalLM", "bfloat16");
-        let plain = DummyWeights::new(&config, 0).unwrap();
-        let zeros = DummyWeights::new(&config, 0).unwrap().of_zeros();
-        for name in plain.names() {
-            let (plain, zeros) = (tensor(&plain, &name), tensor(&zeros, &name));
-            assert_eq!((plain.rows(), plain.cols()), (zeros.rows(), zeros.cols()));
-            assert!(zeros.bytes().iter().all(|&byte| byte == 0));
         }
     }
 

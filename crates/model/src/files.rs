@@ -33,18 +33,16 @@ pub enum LoadFormat {
     Auto,
     Safetensors,
     Gguf,
-    /// Random weights for a `config.json`.
+    /// Random weights for a `config.json`, made when a device reads them.
     Dummy,
-    /// Weights of zeros, which take no time to make: for a device that does not read them.
-    Zero,
 }
 
 #[derive(Debug)]
 enum Weights {
     Gguf(Arc<GgufFile>),
     Safetensors(Arc<Safetensors>),
-    /// Made up; of zeros where true.
-    Dummy(bool),
+    /// Made up.
+    Dummy,
     /// A configuration alone: enough to plan, not to run.
     Absent,
 }
@@ -135,8 +133,7 @@ impl ModelFiles {
         let generation = read_if_present(&directory.join("generation_config.json"), MAX_CONFIG_BYTES)?;
         let mut config = ModelConfig::from_json(&config, generation.as_deref())?;
         let weights = match format {
-            LoadFormat::Dummy => Weights::Dummy(false),
-            LoadFormat::Zero => Weights::Dummy(true),
+            LoadFormat::Dummy => Weights::Dummy,
             _ => match Safetensors::open_directory(directory)? {
                 Some(weights) => Weights::Safetensors(Arc::new(weights)),
                 None => Weights::Absent,
@@ -185,10 +182,7 @@ impl ModelFiles {
         match &self.weights {
             Weights::Gguf(file) => Ok(Arc::clone(file) as Arc<dyn WeightSource>),
             Weights::Safetensors(weights) => Ok(Arc::clone(weights) as Arc<dyn WeightSource>),
-            Weights::Dummy(zero) => {
-                let weights = DummyWeights::new(&self.config, DUMMY_SEED)?;
-                Ok(Arc::new(if *zero { weights.of_zeros() } else { weights }))
-            }
+            Weights::Dummy => Ok(Arc::new(DummyWeights::new(&self.config, DUMMY_SEED)?)),
             Weights::Absent => Err(self.no_weights()),
         }
     }
@@ -235,7 +229,7 @@ impl ModelFiles {
         let (kind, weights): (String, Option<&dyn WeightSource>) = match &self.weights {
             Weights::Gguf(file) => (format!("GGUF v{}", file.version()), Some(&**file)),
             Weights::Safetensors(weights) => ("safetensors".to_owned(), Some(&**weights)),
-            Weights::Dummy(_) => ("dummy".to_owned(), None),
+            Weights::Dummy => ("dummy".to_owned(), None),
             Weights::Absent => ("configuration only".to_owned(), None),
         };
         SourceDescription {

@@ -34,13 +34,14 @@ pub async fn start(
     let Ask { mut conversation, fields, api, structured, clamps_length } = ask;
     let mut params = sampling_params(app, &fields, api)?;
     let call = conversation.tools.structured_output()?.map(|shape| ("tools", shape));
-    structured::apply(app, call.or(structured), &mut params).await?;
+    let constraint = structured::apply(app, call.or(structured), &mut params).await?;
     conversation.options.skips_reasoning = params.structured_outputs.is_some();
     let options = app.speech.answer_options(&conversation.tools);
     let prompt = prepare::blocking(app, move |app| prepare::chat_prompt(app, conversation)).await?;
     let job = Job {
         prompts: vec![prompt.token_ids],
         params,
+        constraint,
         skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
         cache_salt: fields.cache_salt,
         priority: fields.priority.unwrap_or(0),

@@ -10,7 +10,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use baton_core::{
-    FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput, TokenId,
+    Constraint, FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput,
+    TokenId,
 };
 use baton_engine::{EngineError, OutputReceiver};
 use baton_text::{
@@ -23,7 +24,6 @@ use crate::metrics::RequestEnd;
 use crate::otlp::{self, RequestSpan, TraceParent};
 use crate::params::limit_tokens;
 use crate::state::{App, InFlight};
-use crate::structured;
 use crate::trace::Row;
 use crate::types::common::{CompletionTokensDetails, StopReason, Usage};
 
@@ -32,6 +32,8 @@ use crate::types::common::{CompletionTokensDetails, StopReason, Usage};
 pub struct Job {
     pub prompts: Vec<Vec<TokenId>>,
     pub params: SamplingParams,
+    /// `params.structured_outputs`, compiled.
+    pub constraint: Option<Arc<dyn Constraint>>,
     pub skip_special_tokens: bool,
     pub cache_salt: Option<String>,
     pub priority: i32,
@@ -117,7 +119,6 @@ impl Generation {
                 format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
             return Err(ApiError::invalid_field("n", message));
         }
-        let constraint = structured::constraint(app, &job.params, "structured_outputs").await?;
         let salt = tenant.cache_salt(job.cache_salt.as_deref());
         let mut parts = Vec::with_capacity(job.prompts.len());
         for prompt_token_ids in job.prompts {
@@ -130,7 +131,7 @@ impl Generation {
                 prompt_token_ids: prompt_token_ids.clone(),
                 params: Arc::clone(&params),
                 // A grammar always ends, so that its end tokens are never ignored.
-                eos_token_ids: if params.ignore_eos && constraint.is_none() {
+                eos_token_ids: if params.ignore_eos && job.constraint.is_none() {
                     Arc::from([])
                 } else {
                     Arc::clone(ends)
@@ -138,7 +139,7 @@ impl Generation {
                 priority: job.priority,
                 cache_salt: salt.clone(),
                 num_public_tokens: app.public.count(&prompt_token_ids),
-                constraint: constraint.clone(),
+                constraint: job.constraint.clone(),
             };
             let choices =
                 (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens, job.reading.as_ref()));

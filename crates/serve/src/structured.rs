@@ -1,8 +1,7 @@
 //! Structured output, from the fields of a request to the compiled constraint that goes to the engine with it.
 //!
 //! Compiling happens on threads of its own, few at a time, so that a heavy schema delays neither prompts nor streams.
-//! A request's shape is compiled when its fields are read, so that the error names the field that the client sent, and
-//! found in the compiler's cache when its prompts are handed to the engine.
+//! A request's shape is compiled when its fields are read, so that the error names the field that the client sent.
 
 use std::sync::Arc;
 
@@ -36,23 +35,21 @@ impl Grammars {
 /// A shape, and the field of the request that asks for it.
 pub type Wish = (&'static str, StructuredOutput);
 
-/// Puts a wish into the parameters. What cannot be kept is an error that names its field.
-pub async fn apply(app: &App, wish: Option<Wish>, params: &mut SamplingParams) -> Result<(), ApiError> {
-    let Some((field, shape)) = wish else { return Ok(()) };
-    params.structured_outputs = Some(shape);
+/// Puts a wish into the parameters and compiles it. What cannot be kept is an error that names its field.
+pub async fn apply(
+    app: &App,
+    wish: Option<Wish>,
+    params: &mut SamplingParams,
+) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
+    let Some((field, shape)) = wish else { return Ok(None) };
+    params.structured_outputs = Some(shape.clone());
     params
         .validate(app.model.vocab_size as u32)
         .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
-    constraint(app, params, field).await.map(drop)
+    compile(app, field, shape).await.map(Some)
 }
 
-/// The compiled shape of a request; `field` is blamed where it has none.
-pub async fn constraint(
-    app: &App,
-    params: &SamplingParams,
-    field: &str,
-) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
-    let Some(wish) = params.structured_outputs.clone() else { return Ok(None) };
+async fn compile(app: &App, field: &str, shape: StructuredOutput) -> Result<Arc<dyn Constraint>, ApiError> {
     let Some(grammars) = &app.model.grammars else {
         let message = format!("{field}: this model has no tokenizer, so that its outputs have no shape");
         return Err(ApiError::invalid_field(field, message));
@@ -62,11 +59,11 @@ pub async fn constraint(
     let compiler = Arc::clone(&grammars.compiler);
     let task = tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        compiler.compile(&wish)
+        compiler.compile(&shape)
     });
     let compiled = task.await.map_err(|error| ApiError::internal(&error))?;
     match compiled {
-        Ok(compiled) => Ok(Some(compiled as Arc<CompiledGrammar> as Arc<dyn Constraint>)),
+        Ok(compiled) => Ok(compiled as Arc<CompiledGrammar> as Arc<dyn Constraint>),
         Err(GrammarError::Busy) => Err(ApiError::busy()),
         Err(error) => Err(ApiError::invalid_field(field, format!("{field}: {error}"))),
     }

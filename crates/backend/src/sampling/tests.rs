@@ -7,23 +7,7 @@ use crate::TokenCount;
 use crate::testing::Random;
 
 fn plain_row() -> SampleRow {
-    SampleRow {
-        logit_row: 0,
-        forced: None,
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        history: 0..0,
-        bias: 0..0,
-        mask: 0..0,
-        seed: 11,
-        counter: 0,
-        num_logprobs: None,
-    }
+    SampleRow { temperature: 1.0, seed: 11, ..SampleRow::greedy(0) }
 }
 
 fn sample(logits: &[f32], row: &SampleRow) -> (Sampled, Vec<TokenLogprob>) {

@@ -52,13 +52,14 @@ pub async fn create(
         best_of: completion.best_of,
     };
     let mut params = sampling_params(&app, &fields, api)?;
-    structured::apply(&app, structured::wish(structured)?, &mut params).await?;
+    let constraint = structured::apply(&app, structured::wish(structured)?, &mut params).await?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
     let (prompts, echoes) = prepare_prompts(&app, &completion, prompts, echo).await?;
     let job = Job {
         prompts,
         params,
+        constraint,
         skip_special_tokens: show.skip_special_tokens,
         cache_salt: fields.cache_salt,
         priority: fields.priority.unwrap_or(0),

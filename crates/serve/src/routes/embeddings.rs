@@ -58,6 +58,7 @@ pub async fn create(
         prompts: prompts.await?,
         // One token is drawn and thrown away: a request without any would need a way of its own through the engine.
         params: SamplingParams { ignore_eos: true, pooling: true, ..SamplingParams::greedy(1) },
+        constraint: None,
         skip_special_tokens: true,
         cache_salt: asked.cache_salt,
         priority: asked.priority.unwrap_or(0),

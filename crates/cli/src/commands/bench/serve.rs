@@ -70,15 +70,6 @@ fn options(args: &BenchServeArgs) -> Result<ServeOptions> {
     };
     let endpoint =
         server.endpoint.clone().unwrap_or_else(|| (if chat { CHAT } else { COMPLETIONS }).to_owned());
-    let host = if server.host.contains(':') { format!("[{}]", server.host) } else { server.host.clone() };
-    let base_url = server.base_url.clone().unwrap_or_else(|| format!("http://{host}:{}", server.port));
-    // Clients of OpenAI write the version into the address, the route names it again.
-    let base_url = base_url.trim_end_matches('/');
-    let base_url = if endpoint.starts_with("/v1/") { base_url.trim_end_matches("/v1") } else { base_url };
-    let mut headers = server.header.clone();
-    if let Some(key) = &server.api_key {
-        headers.push(("authorization".to_owned(), format!("Bearer {key}")));
-    }
     let mut extra_body = args.sampling.fields(chat);
     extra_body.extend(server.extra_body.clone().unwrap_or_default());
     let traffic = &args.traffic;
@@ -88,11 +79,11 @@ fn options(args: &BenchServeArgs) -> Result<ServeOptions> {
         end_rps: traffic.ramp_up_end_rps.unwrap_or(0.0),
     });
     Ok(ServeOptions {
-        base_url: base_url.to_owned(),
+        base_url: server.address.base_url(),
         endpoint,
         chat,
         model: server.model.clone(),
-        headers,
+        headers: server.address.headers(),
         arrivals: Arrivals { request_rate: traffic.request_rate, burstiness: traffic.burstiness, ramp_up },
         max_concurrency: traffic.max_concurrency,
         num_warmups: traffic.num_warmups,

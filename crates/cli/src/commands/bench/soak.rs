@@ -8,17 +8,13 @@ use baton_bench::SoakOptions;
 use clap::Args;
 
 use super::{bar, write_result};
-use crate::bench_args::OutputArgs;
+use crate::bench_args::{AddressArgs, OutputArgs};
 use crate::errors::{WithHint, hinted};
 
 #[derive(Debug, Args)]
 pub struct SoakArgs {
-    /// Address of the server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    pub base_url: String,
-    /// Key for the server
-    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
+    #[command(flatten)]
+    pub address: AddressArgs,
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub clients: usize,
@@ -51,10 +47,10 @@ pub struct SoakArgs {
 }
 
 pub fn run(args: &SoakArgs, out: &mut dyn Write) -> Result<()> {
-    let headers = args.api_key.iter().map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
+    let base_url = args.address.base_url();
     let options = SoakOptions {
-        base_url: args.base_url.trim_end_matches('/').to_owned(),
-        headers: headers.collect(),
+        base_url: base_url.clone(),
+        headers: args.address.headers(),
         num_clients: args.clients,
         duration: Duration::from_secs(args.duration),
         oversized_bytes: args.oversized_bytes,
@@ -67,7 +63,7 @@ pub fn run(args: &SoakArgs, out: &mut dyn Write) -> Result<()> {
     };
     let progress = bar(&args.output, args.duration as usize);
     let result = baton_bench::soak(options, &progress)
-        .with_hint(|| format!("is a server running at {}? try: baton serve", args.base_url))?;
+        .with_hint(|| format!("is a server running at {base_url}? try: baton serve"))?;
     write!(out, "{}", result.summary())?;
     write_result(&args.output, result.to_json().as_object().expect("a result is an object"))?;
     if result.passed() { Ok(()) } else { Err(hinted("the server did not pass", "the reasons are above")) }
