@@ -18,6 +18,7 @@ const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
 const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
+const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
 const SAMPLE: &str = include_str!("kernels/sample.cu");
 
@@ -54,7 +55,7 @@ impl Unit {
             Self::Product(_) => &[COMMON, PRODUCT],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::Attention { .. } => {
-                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FEW, ATTENTION_MANY]
+                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FEW, ATTENTION_MANY, ATTENTION_WIDE]
             }
             Self::Skinny => &[COMMON, SKINNY],
             Self::Sample => &[COMMON, SAMPLE],

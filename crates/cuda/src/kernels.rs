@@ -21,6 +21,7 @@ pub(crate) struct Kernels {
     modules: Vec<Module>,
     pub(crate) norm: Function,
     pub(crate) rope_and_cache: Function,
+    pub(crate) rope_whole_heads: Function,
     pub(crate) gated_activation: Function,
     pub(crate) add_bias: Function,
     pub(crate) softcap: Function,
@@ -37,12 +38,16 @@ pub(crate) struct Kernels {
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
 pub(crate) const SKINNY_TILES: [u32; 2] = [1, 2];
-/// Threads of their blocks, and the ring of weights: two stages of 2 KiB a warp. As in `skinny.cu`.
-pub(crate) const SKINNY_THREADS: u32 = 512;
-pub(crate) const SKINNY_SHARED_BYTES: u32 = 16 * 2 * 2048;
 
-/// For each of [`SKINNY_TILES`]: without a norm, and with.
-pub(crate) type SkinnyKernels = [[Function; 2]; 2];
+/// The kernels of one op.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SkinnyKernels {
+    /// For each of [`SKINNY_TILES`]: without a norm, and with.
+    pub(crate) functions: [[Function; 2]; 2],
+    pub(crate) threads: u32,
+    /// The ring of weights.
+    pub(crate) shared_bytes: u32,
+}
 
 /// Products of bf16 weights with few tokens, fused with what stands around them.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,8 @@ pub(crate) struct Skinny {
     pub(crate) logits: SkinnyKernels,
     pub(crate) gated: SkinnyKernels,
     pub(crate) qkv: SkinnyKernels,
+    /// The same with smaller blocks.
+    pub(crate) small_qkv: SkinnyKernels,
 }
 
 /// The kernels of one weight format.
@@ -66,9 +73,10 @@ pub(crate) struct Products {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TiledAttention {
     pub(crate) few: Function,
-    pub(crate) many: Function,
     pub(crate) few_shared_bytes: u32,
+    pub(crate) many: Function,
     pub(crate) many_shared_bytes: u32,
+    pub(crate) many_threads: u32,
 }
 
 #[derive(Debug)]
@@ -100,6 +108,7 @@ impl Kernels {
         Ok(Self {
             norm: basic.function("row_norm")?,
             rope_and_cache: basic.function("rope_and_cache")?,
+            rope_whole_heads: basic.function("rope_whole_heads")?,
             gated_activation: basic.function("gated_activation")?,
             add_bias: basic.function("add_bias")?,
             softcap: basic.function("softcap")?,
@@ -141,11 +150,18 @@ impl Kernels {
                 128 => (3, 64),
                 _ => (2, 16),
             };
+            // `attention_wide.cu`: two buffers of queries, four stages of 64 keys.
+            let is_wide = self.architecture == "sm_90a" && head_dim == 128;
             let tiled = TiledAttention {
                 few: module.function("attention_few")?,
-                many: module.function("attention_many")?,
                 few_shared_bytes: 4 * few_stages * 2 * 16 * row_bytes + 4 * 8 * head_dim as u32 * 4,
-                many_shared_bytes: (128 + many_stages * 2 * many_keys) * row_bytes,
+                many: module.function(if is_wide { "attention_wide" } else { "attention_many" })?,
+                many_shared_bytes: if is_wide {
+                    (2 * 128 + 4 * 2 * 64) * row_bytes
+                } else {
+                    (128 + many_stages * 2 * many_keys) * row_bytes
+                },
+                many_threads: if is_wide { 384 } else { 256 },
             };
             allow_shared(tiled.few, tiled.few_shared_bytes)?;
             allow_shared(tiled.many, tiled.many_shared_bytes)?;
@@ -201,19 +217,27 @@ impl Module {
 
 impl Module {
     fn skinny(&self) -> Result<Skinny, BackendError> {
-        let all = |name: &str| -> Result<SkinnyKernels, BackendError> {
+        let all = |name: &str, warps: u32| -> Result<SkinnyKernels, BackendError> {
+            // As in `skinny.cu`: stages of 2 KiB a warp.
+            let shared_bytes = warps * (if warps == 16 { 2 } else { 3 }) * 2048;
             let both = |tiles: u32| {
-                let plain = self.function(&format!("{name}_{tiles}"))?;
-                let normed = self.function(&format!("normed_{name}_{tiles}"))?;
+                let plain = self.function(&format!("{name}_{tiles}x{warps}"))?;
+                let normed = self.function(&format!("normed_{name}_{tiles}x{warps}"))?;
                 for function in [plain, normed] {
-                    allow_shared(function, SKINNY_SHARED_BYTES)?;
+                    allow_shared(function, shared_bytes)?;
                 }
                 Ok::<_, BackendError>([plain, normed])
             };
             let [one, two] = SKINNY_TILES.map(both);
-            Ok([one?, two?])
+            Ok(SkinnyKernels { functions: [one?, two?], threads: 32 * warps, shared_bytes })
         };
-        Ok(Skinny { linear: all("linear")?, logits: all("logits")?, gated: all("gated")?, qkv: all("qkv")? })
+        Ok(Skinny {
+            linear: all("linear", 16)?,
+            logits: all("logits", 16)?,
+            gated: all("gated", 16)?,
+            qkv: all("qkv", 16)?,
+            small_qkv: all("qkv", 8)?,
+        })
     }
 }
 

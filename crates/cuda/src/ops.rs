@@ -246,17 +246,17 @@ impl Run<'_> {
             k_eps: op.k_norm.map_or(0.0, |norm| norm.eps),
             rope_scale: rope.map_or(1.0, |rope| rope.scale),
         };
-        let heads = (op.num_heads + 2 * spec.num_kv_heads).div_ceil(4) as u32;
-        // SAFETY: the struct is the kernel's; slots were checked against the cache when the step was submitted.
-        unsafe {
-            self.device.gpu.launch(
-                self.device.kernels.rope_and_cache,
-                (self.shape.tokens, heads),
-                128,
-                0,
-                &params,
-            )
-        }
+        let heads = (op.num_heads + 2 * spec.num_kv_heads) as u32;
+        let (gpu, kernels) = (&self.device.gpu, &self.device.kernels);
+        let is_whole =
+            rope.is_none_or(|rope| !rope.is_interleaved && 2 * rope.half as usize == spec.head_dim);
+        let (function, grid, threads) = if is_whole && [64, 128, 256].contains(&spec.head_dim) {
+            (kernels.rope_whole_heads, (self.shape.tokens, 1), 256)
+        } else {
+            (kernels.rope_and_cache, (self.shape.tokens, heads.div_ceil(4)), 128)
+        };
+        // SAFETY: the struct is the kernels'; slots were checked against the cache when the step was submitted.
+        unsafe { gpu.launch(function, grid, threads, 0, &params) }
     }
 
     fn try_attention(&mut self, op: &Attention) -> Result<(), BackendError> {
@@ -316,7 +316,9 @@ impl Run<'_> {
                 if plan.max_queries * group > 16 {
                     let grid = (fitting(tiled.many_shared_bytes), 1);
                     // SAFETY: see above.
-                    unsafe { gpu.launch(tiled.many, grid, 256, tiled.many_shared_bytes, &params) }?;
+                    unsafe {
+                        gpu.launch(tiled.many, grid, tiled.many_threads, tiled.many_shared_bytes, &params)
+                    }?;
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightFormat, WeightId};
 
-use crate::kernels::{SKINNY_SHARED_BYTES, SKINNY_THREADS, SKINNY_TILES, SkinnyKernels};
+use crate::kernels::{SKINNY_TILES, SkinnyKernels};
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, SkinnyParams};
 
@@ -44,10 +44,10 @@ impl Run<'_> {
         }
         let tiles = SKINNY_TILES.iter().position(|tiles| params.num_tokens <= 8 * tiles);
         let tiles = tiles.expect("no more tokens than the widest kernel takes");
-        let function = kernels[tiles][usize::from(params.norm != 0)];
+        let function = kernels.functions[tiles][usize::from(params.norm != 0)];
         // SAFETY: the struct is the kernels'; input and output have the shape's tokens, the weight its rows.
         unsafe {
-            self.device.gpu.launch(function, (blocks, 1), SKINNY_THREADS, SKINNY_SHARED_BYTES, params)
+            self.device.gpu.launch(function, (blocks, 1), kernels.threads, kernels.shared_bytes, params)
         }?;
         Ok(true)
     }
@@ -119,7 +119,12 @@ impl Run<'_> {
             rope_scale: rope.map_or(1.0, |rope| rope.scale),
             ..params
         };
-        self.launch_skinny(&device.kernels.skinny.qkv, params.num_rows / 16, &params)
+        let blocks = params.num_rows / 16;
+        // Two large blocks fit a multiprocessor. Three halves of a round would take two.
+        let round = 2 * device.gpu.properties.num_multiprocessors;
+        let skinny = &device.kernels.skinny;
+        let kernels = if (round + 1..2 * round).contains(&blocks) { &skinny.small_qkv } else { &skinny.qkv };
+        self.launch_skinny(kernels, blocks, &params)
     }
 
     pub(crate) fn skinny_logits(&self, op: &Logits) -> Result<bool, BackendError> {

@@ -1,90 +1,12 @@
 // Items of more than 16 packed rows: prompt chunks and shared prefixes. A block of eight warps takes 128 rows, 16 a warp, over
 // the same keys, which come through a ring of cp.async gathers with one barrier a tile.
-//
-// Where there is wgmma (sm_90a; heads of 128), four warps multiply together and read keys and values straight from
-// shared memory, which then lies as it wants them: blocks of 64 dimensions, rows of 128 bytes, chunks mixed with the row.
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM == 128
-#define USES_WGMMA 1
-#else
-#define USES_WGMMA 0
-#endif
 #define KEYS (HEAD_DIM > 128 ? 16 : HEAD_DIM == 128 ? 64 : 32) // of a tile
 #define TILE_BYTES (KEYS * ROW_BYTES)
 #define MANY_ROWS 128
 #define KEEPS_QUERIES (HEAD_DIM == 128) // in registers, where there is room
 #define MANY_STAGES (HEAD_DIM > 128 ? 2 : 3)
 #define MANY_COPIES (KEYS * CHUNKS / 256) // of keys, and as many of values, a thread and tile
-
-#if USES_WGMMA
-__device__ __forceinline__ u32 tile_at(u32 row, u32 chunk) {
-    return chunk / 8 * (KEYS * 128) + row * 128 + ((chunk % 8 ^ row % 8) << 4);
-}
-
-// A matrix in shared memory, 128-byte swizzle: eight rows are 1024 bytes, blocks of 64 dimensions a tile's rows of 128 bytes
-// apart (which only matters where dimensions are the columns of the product).
-__device__ __forceinline__ u64 describe(u32 address) {
-    return (u64)(address >> 4) | (u64)(KEYS * 128 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-#define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
-#define THIRTY_TWO(x, i) \
-    FOUR(x, i), FOUR(x, i + 1), FOUR(x, i + 2), FOUR(x, i + 3), FOUR(x, i + 4), FOUR(x, i + 5), FOUR(x, i + 6), FOUR(x, i + 7)
-#if IS_F16
-#define WGMMA_TYPES "f32.f16.f16"
-#else
-#define WGMMA_TYPES "f32.bf16.bf16"
-#endif
-
-// c (64 x 64) = or += a (64 x 16, in registers) times 64 keys of 16 dimensions.
-__device__ __forceinline__ void multiply_keys(float (&c)[8][4], const u32 (&a)[4], u64 b, u32 adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
-        : THIRTY_TWO(c, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds)
-        : "memory");
-}
-
-// c (64 x 128) += a (64 x 16) times 16 values, whose dimensions are the columns: transposed on the way.
-__device__ __forceinline__ void multiply_values(float (&c)[16][4], const u32 (&a)[4], u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
-        "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
-        : THIRTY_TWO(c, 0), THIRTY_TWO(c, 8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-        : "memory");
-}
-
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-
-__device__ __forceinline__ void score(float (&scores)[8][4], const u32 (&queries)[HEAD_DIM / 16][4], u32 keys) {
-    begin_products();
-#pragma unroll
-    for (u32 k = 0; k < HEAD_DIM / 16; k++)
-        multiply_keys(scores, queries[k], describe(keys + k / 4 * (KEYS * 128) + k % 4 * 32), k > 0);
-    end_products();
-}
-
-__device__ __forceinline__ void add_weighted(float (&sums)[HEAD_DIM / 8][4], const float (&weights)[8][4], u32 values) {
-    u32 a[4][4];
-#pragma unroll
-    for (u32 k = 0; k < 4; k++)
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) a[k][j] = pack(weights[2 * k + j / 2][j % 2 * 2], weights[2 * k + j / 2][j % 2 * 2 + 1]);
-    begin_products();
-#pragma unroll
-    for (u32 k = 0; k < 4; k++) multiply_values(sums, a[k], describe(values + k * 2048));
-    end_products();
-}
-#else
-__device__ __forceinline__ u32 tile_at(u32 row, u32 chunk) { return swizzle(row, chunk); }
-#endif
 
 // One stage: keys `first..first + KEYS` of the item. A stage behind `end` is an empty group, so that groups can be counted.
 __device__ __forceinline__ void load_tile(
@@ -103,7 +25,7 @@ __device__ __forceinline__ void load_tile(
 #pragma unroll
         for (u32 i = 0; i < MANY_COPIES; i++) {
             u32 row = threadIdx.x / CHUNKS + i * (256 / CHUNKS);
-            u32 to = keys_to + tile_at(row, chunk);
+            u32 to = keys_to + swizzle(row, chunk);
             copy_16(to, cache + at[i], first + row < end);
             copy_16(to + TILE_BYTES, cache + at[i] + values_after, first + row < end);
         }
@@ -169,9 +91,6 @@ __device__ __forceinline__ void attend(
     u32 stage = 0;
     for (u32 tile = begin; tile < end; tile += KEYS) {
         asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
-#if USES_WGMMA
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
         // Also: everybody is done with the stage that is loaded next.
         __syncthreads();
         u32 next = stage == 0 ? MANY_STAGES - 1 : stage - 1;
@@ -180,9 +99,6 @@ __device__ __forceinline__ void attend(
         stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
         if (tile >= own_end || tile + KEYS <= own_begin) continue;
         float scores[KEYS / 8][4];
-#if USES_WGMMA
-        score(scores, queries, keys);
-#else
 #pragma unroll
         for (int i = 0; i < KEYS / 8; i++) scores[i][0] = scores[i][1] = scores[i][2] = scores[i][3] = 0.0f;
 #pragma unroll
@@ -201,14 +117,9 @@ __device__ __forceinline__ void attend(
                 multiply_add(scores[2 * n + 1], a, b[2], b[3]);
             }
         }
-#endif
         bool is_masked = tile < seen.all_begin || tile + KEYS > seen.all_end;
         rows.weigh<KEYS / 8>(p, item, scores, tile, end, is_masked);
-#if USES_WGMMA
-        add_weighted(rows.sums, scores, keys + TILE_BYTES);
-#else
         rows.add<KEYS / 8>(scores, keys + TILE_BYTES);
-#endif
     }
     asm volatile("cp.async.wait_group 0;");
     rows.finish();

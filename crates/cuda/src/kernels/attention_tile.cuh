@@ -232,17 +232,23 @@ __device__ __forceinline__ void merge_head(const AttentionParams& p, const Atten
         p.output[((u64)merge.query * p.num_heads + head) * HEAD_DIM + lane + 32 * j] = float_to_bf16(sum[j] * factor);
 }
 
+template <int THREADS, int FIRST>
+__device__ __forceinline__ void meet() {
+    if (FIRST == 0) __syncthreads();
+    else asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
 // Called by a whole block that has stored the partials of an item and kv head. Whoever brings a query's last partial joins
-// them, so that no other kernel has to.
-template <int THREADS>
+// them, so that no other kernel has to. Where not the whole block does, its `THREADS` from `FIRST` on do.
+template <int THREADS, int FIRST = 0>
 __device__ __forceinline__ void arrive(
     const AttentionParams& p, const PlanHeader& plan, const AttentionItem& item, u32 kv_head, u8* is_last) {
     if (item.partial == NONE) return;
-    u32 thread = threadIdx.x, group = p.num_heads / p.num_kv_heads;
+    u32 thread = threadIdx.x - FIRST, group = p.num_heads / p.num_kv_heads;
     const AttentionMerge* merges = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges));
     const u32* slot_merges = words(p.step, plan.slot_merges) + item.partial;
     __threadfence();
-    __syncthreads();
+    meet<THREADS, FIRST>();
     for (u32 first = 0; first < item.num_queries; first += THREADS) {
         u32 count = min(item.num_queries - first, (u32)THREADS);
         if (thread < count) {
@@ -252,7 +258,7 @@ __device__ __forceinline__ void arrive(
             if (last) *arrived = 0;
             is_last[thread] = last;
         }
-        __syncthreads();
+        meet<THREADS, FIRST>();
         __threadfence();
         for (u32 pair = thread / 32; pair < count * group; pair += THREADS / 32) {
             if (!is_last[pair / group]) continue;
@@ -260,6 +266,6 @@ __device__ __forceinline__ void arrive(
             const u32* slots = words(p.step, plan.merge_slots) + merge.first;
             merge_head(p, merge, slots, kv_head * group + pair % group);
         }
-        __syncthreads();
+        meet<THREADS, FIRST>();
     }
 }

@@ -168,6 +168,75 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     for (u32 i = lane; i < p.head_dim; i += 32) store_cache(p.cache, start + i, values[i], p.cache_type);
 }
 
+// The same where heads of 64, 128 or 256 are rotated whole, half against half, or not at all: one block a token, which turns each
+// angle once, and a thread for eight dimensions of the first half of a head with the same of the second.
+KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
+    __shared__ float sines[128], cosines[128];
+    allow_next();
+    u32 token = blockIdx.x, half = p.head_dim / 2, lanes = half / 8;
+    if (token >= p.step->num_tokens) return;
+    // The angles do not depend on the kernel before.
+    if (p.inv_freq && threadIdx.x < half) {
+        float sin, cos;
+        sin_cos((float)words(p.step, p.step->positions)[token] * p.inv_freq[threadIdx.x], &sin, &cos);
+        sines[threadIdx.x] = sin * p.rope_scale;
+        cosines[threadIdx.x] = cos * p.rope_scale;
+    }
+    u32 slot = words(p.step, p.step->slots)[token];
+    __syncthreads();
+    wait_for_previous();
+    u32 num_heads = p.num_heads + 2 * p.num_kv_heads;
+    const bf16* in = p.projected + (u64)token * num_heads * p.head_dim;
+    for (u32 i = threadIdx.x; i < num_heads * lanes; i += 256) {
+        u32 head = i / lanes, d = i % lanes * 8, at = head * p.head_dim + d;
+        float x[8], y[8];
+        unpack_bf16(*reinterpret_cast<const uint4*>(in + at), x);
+        unpack_bf16(*reinterpret_cast<const uint4*>(in + at + half), y);
+        bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
+        if (p.bias) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                x[j] += p.bias[at + j];
+                y[j] += p.bias[at + half + j];
+            }
+        }
+        const float* weight = is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
+        if (weight) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) squares += x[j] * x[j] + y[j] * y[j];
+            // The lanes of a head are neighbours, and all of them are here.
+            u32 mask = ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+            for (u32 distance = lanes / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(mask, squares, distance);
+            float factor = rsqrtf(squares / (float)p.head_dim + (is_query ? p.q_eps : p.k_eps));
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                x[j] *= factor * weight[d + j];
+                y[j] *= factor * weight[d + half + j];
+            }
+        }
+        if (p.inv_freq && !is_value) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float sin = sines[d + j], cos = cosines[d + j], old = x[j];
+                x[j] = old * cos - y[j] * sin;
+                y[j] = y[j] * cos + old * sin;
+            }
+        }
+        if (is_query) {
+            bf16* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim + d;
+            *reinterpret_cast<uint4*>(out) = pack8_bf16(x);
+            *reinterpret_cast<uint4*>(out + half) = pack8_bf16(y);
+        } else {
+            u64 block = slot >> p.block_shift;
+            u32 offset = slot & ((1u << p.block_shift) - 1), plane_head = head - p.num_heads;
+            u64 start = (((block * 2 * p.num_kv_heads + plane_head) << p.block_shift) + offset) * p.head_dim + d;
+            store_cache_8(p.cache, start, x, p.cache_type);
+            store_cache_8(p.cache, start + half, y, p.cache_type);
+        }
+    }
+}
+
 struct ActivateParams {
     const bf16* projected; // [rows, 2 * width]: gate, then up
     const float* bias;     // [2 * width] or null

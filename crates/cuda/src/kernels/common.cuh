@@ -134,6 +134,16 @@ __device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 t
     else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
 }
 
+// Eight neighbours, from a multiple of eight on.
+__device__ __forceinline__ void store_cache_8(u8* cache, u64 index, const float (&x)[8], u32 type) {
+    if (type == 2) {
+        *reinterpret_cast<uint4*>(cache + index * 2) = pack8_bf16(x);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) store_cache(cache, index + j, x[j], type);
+}
+
 // sin and cos of an angle that may be many turns. The turns are taken off in double, where that is exact enough, so that
 // the fast instructions (which are good near 0 only) can do the rest, without the local memory that sincosf would use.
 __device__ __forceinline__ void sin_cos(float angle, float* sin, float* cos) {

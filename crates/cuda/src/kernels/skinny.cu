@@ -2,7 +2,8 @@
 // stands around them: the norm before, and after it the residual, the gated activation, or the rotary embedding with the write
 // into the KV cache.
 //
-// A block makes 16 weight rows by all tokens; its 16 warps share the columns, 64 at a time, and join their sums at the end.
+// A block makes 16 weight rows by all tokens; its 16 or 8 warps share the columns, 64 at a time, and join their sums at the
+// end. Eight where 16 would make one round of blocks and a small part of a second.
 // Weights are the M side, tokens the N side. Weights come in whole lines through shared memory. Loaded into registers, they
 // were nearly as fast alone, but next to attention, which turns most of the first cache into shared memory, a step took 1.4 times as
 // long. The first weights are asked for before the kernel that makes the activations is done.
@@ -14,8 +15,8 @@
 // one thread. The norm is split: activations are multiplied with its weight on the way in, and their squares, which every
 // warp sees on its way, give the factor of the result.
 
-#define WARPS 16
-#define STAGES 2 // of 64 columns of 16 rows, a warp
+// Stages of the ring, of 64 columns of 16 rows, a warp.
+__device__ constexpr u32 stages(int warps) { return warps == 16 ? 2 : 3; }
 
 struct SkinnyParams {
     const StepHeader* step;
@@ -35,8 +36,9 @@ struct SkinnyParams {
 // Weights wait in shared memory, in a ring of each warp's own, so that no barrier of the block is needed.
 extern __shared__ __align__(128) u8 ring[];
 
+template <int WARPS>
 __device__ __forceinline__ u32 slot(u32 stage, u32 row, u32 chunk) {
-    return (threadIdx.x / 32 * STAGES + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
+    return (threadIdx.x / 32 * stages(WARPS) + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
 }
 
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
@@ -59,9 +61,10 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
 }
 
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
-template <int TILES, bool NORMS, bool GATHERS>
+template <int TILES, int WARPS, bool NORMS, bool GATHERS>
 __device__ __forceinline__ void multiply(
     const SkinnyParams& p, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
+    constexpr u32 STAGES = stages(WARPS);
     u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * 64, column = start + lane % 4 * 8;
     u32 ring_at = (u32)__cvta_generic_to_shared(ring);
     // Eight lanes ask for 128 bytes of a row: whole lines. In units of 8 values.
@@ -74,7 +77,7 @@ __device__ __forceinline__ void multiply(
         if (start + ahead < p.cols) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                copy_16(ring_at + slot(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / 8);
+                copy_16(ring_at + slot<WARPS>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / 8);
         }
         asm volatile("cp.async.commit_group;");
     };
@@ -104,8 +107,8 @@ __device__ __forceinline__ void multiply(
         load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * 64);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot(stage, lane / 4, lane % 4 + half * 4));
-            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot(stage, 8 + lane / 4, lane % 4 + half * 4));
+            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot<WARPS>(stage, lane / 4, lane % 4 + half * 4));
+            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot<WARPS>(stage, 8 + lane / 4, lane % 4 + half * 4));
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
                 if (NORMS) {
@@ -122,16 +125,16 @@ __device__ __forceinline__ void multiply(
 }
 
 // What the warps of a block leave for each other.
-template <int TILES>
+template <int TILES, int WARPS>
 struct Parts {
     float4 sums[WARPS][TILES][32];
     float squares[WARPS][TILES * 8];
 };
 
 // Joins the sums of the warps. True for threads that hold results, of tile `thread / 32`.
-template <int TILES, bool NORMS>
+template <int TILES, int WARPS, bool NORMS>
 __device__ __forceinline__ bool join(
-    const SkinnyParams& p, Parts<TILES>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
+    const SkinnyParams& p, Parts<TILES, WARPS>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -170,15 +173,15 @@ __device__ __forceinline__ bool join(
 __device__ __forceinline__ u32 token_of(int j) { return threadIdx.x / 32 * 8 + threadIdx.x % 4 * 2 + j % 2; }
 
 // 16 consecutive rows: a plain product, or one that is added to the residual stream.
-template <int TILES, bool NORMS>
+template <int TILES, int WARPS, bool NORMS>
 __device__ __forceinline__ void linear(const SkinnyParams& p) {
-    __shared__ Parts<TILES> parts;
+    __shared__ Parts<TILES, WARPS> parts;
     allow_next();
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
-    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<TILES, WARPS, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
@@ -190,15 +193,15 @@ __device__ __forceinline__ void linear(const SkinnyParams& p) {
 }
 
 // The same for the rows of the step whose logits are wanted, in f32.
-template <int TILES, bool NORMS>
+template <int TILES, int WARPS, bool NORMS>
 __device__ __forceinline__ void logits(const SkinnyParams& p) {
-    __shared__ Parts<TILES> parts;
+    __shared__ Parts<TILES, WARPS> parts;
     allow_next();
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
-    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<TILES, WARPS, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
@@ -208,14 +211,14 @@ __device__ __forceinline__ void logits(const SkinnyParams& p) {
 }
 
 // Eight rows of the gate and the same of up; `num_rows` is that of the gate.
-template <int TILES, bool NORMS>
+template <int TILES, int WARPS, bool NORMS>
 __device__ __forceinline__ void gated(const SkinnyParams& p) {
-    __shared__ Parts<TILES> parts;
+    __shared__ Parts<TILES, WARPS> parts;
     allow_next();
     u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
-    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<TILES, WARPS, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
+    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
     float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -228,16 +231,16 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
 
 // Eight dimensions of the first half of a head and the same of the second: rotated together if they are of q or k, then to
 // the queries or into the cache.
-template <int TILES, bool NORMS>
+template <int TILES, int WARPS, bool NORMS>
 __device__ __forceinline__ void qkv(const SkinnyParams& p) {
-    __shared__ Parts<TILES> parts;
+    __shared__ Parts<TILES, WARPS> parts;
     allow_next();
     u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8);
     u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
     u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, NORMS, false>(p, first, first + half, NONE, sums, squares);
-    if (!join<TILES, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<TILES, WARPS, NORMS, false>(p, first, first + half, NONE, sums, squares);
+    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
     bool is_value = head >= p.num_heads + p.num_kv_heads;
     const u32* positions = words(p.step, p.step->positions);
     const u32* slots = words(p.step, p.step->slots);
@@ -270,15 +273,12 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     }
 }
 
+#define SKINNY_OP(NAME, TILES, WARPS, BLOCKS) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME##_##TILES##x##WARPS(const SkinnyParams p) { NAME<TILES, WARPS, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_##NAME##_##TILES##x##WARPS(const SkinnyParams p) { NAME<TILES, WARPS, true>(p); }
 #define SKINNY(TILES, BLOCKS) \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) linear_##TILES(const SkinnyParams p) { linear<TILES, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_linear_##TILES(const SkinnyParams p) { linear<TILES, true>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) logits_##TILES(const SkinnyParams p) { logits<TILES, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_logits_##TILES(const SkinnyParams p) { logits<TILES, true>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) gated_##TILES(const SkinnyParams p) { gated<TILES, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_gated_##TILES(const SkinnyParams p) { gated<TILES, true>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qkv_##TILES(const SkinnyParams p) { qkv<TILES, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_qkv_##TILES(const SkinnyParams p) { qkv<TILES, true>(p); }
+    SKINNY_OP(linear, TILES, 16, BLOCKS) SKINNY_OP(logits, TILES, 16, BLOCKS) SKINNY_OP(gated, TILES, 16, BLOCKS) \
+    SKINNY_OP(qkv, TILES, 16, BLOCKS) SKINNY_OP(qkv, TILES, 8, 2 * BLOCKS)
 
 #if __CUDA_ARCH__ < 1000
 SKINNY(1, 2)
