@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod attention_plan;
+mod float8;
 mod format;
 mod kv_spec;
 mod mock;
@@ -25,6 +26,7 @@ mod tensor;
 pub mod testing;
 
 pub use attention_plan::{PlannerOptions, SequenceQueries, choose_split, plan_attention};
+pub use float8::{e4m3_from_f32, e4m3_to_f32};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
 pub use mock::{MockBackend, MockOptions};

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvSpec, Program, RandomFill, RopeId, RopeSpec,
+    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use half::bf16;
 
-use crate::compile::HEAD_DIMS;
+use crate::compile::{HEAD_DIMS, TILED_CACHES};
 use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
@@ -477,8 +477,8 @@ impl Backend for CudaBackend {
         assert!(self.device.kv.is_none(), "create_kv_cache is called once");
         self.device.gpu.bind()?;
         for layer in &spec.layers {
-            if HEAD_DIMS.contains(&layer.head_dim) && spec.dtype != KvDtype::F32 {
-                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype == KvDtype::F16)?;
+            if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&spec.dtype) {
+                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;
             }
         }
         self.device.partials =

@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use baton_backend::{BackendError, WeightFormat};
+use baton_backend::{BackendError, KvDtype, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
@@ -16,6 +16,7 @@ const PRODUCT: &str = include_str!("kernels/product.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
+const ATTENTION_FP8: &str = include_str!("kernels/attention_fp8.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
 const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
@@ -27,6 +28,9 @@ pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_100"];
 /// Head sizes that the tensor-core attention is made for.
 pub(crate) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
+/// Types of cache that it is made for.
+pub(crate) const TILED_CACHES: [KvDtype; 3] = [KvDtype::F16, KvDtype::BF16, KvDtype::F8E4M3];
+
 /// One unit of compilation: a text and what is defined in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unit {
@@ -34,7 +38,7 @@ pub(crate) enum Unit {
     Product(WeightFormat),
     Skinny,
     AttentionAny,
-    Attention { head_dim: usize, is_f16: bool },
+    Attention { head_dim: usize, cache: KvDtype },
     Sample,
 }
 
@@ -43,7 +47,7 @@ impl Unit {
         let mut units = vec![Self::Basic, Self::Skinny, Self::AttentionAny, Self::Sample];
         units.extend(WeightFormat::ALL.map(Self::Product));
         for head_dim in HEAD_DIMS {
-            units.extend([false, true].map(|is_f16| Self::Attention { head_dim, is_f16 }));
+            units.extend(TILED_CACHES.map(|cache| Self::Attention { head_dim, cache }));
         }
         units
     }
@@ -54,7 +58,7 @@ impl Unit {
             Self::Product(_) => &[COMMON, PRODUCT],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::Attention { .. } => {
-                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FEW, ATTENTION_MANY]
+                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW, ATTENTION_MANY]
             }
             Self::Skinny => &[COMMON, SKINNY],
             Self::Sample => &[COMMON, SAMPLE],
@@ -69,9 +73,11 @@ impl Unit {
                 format!("-DBLOCK_LEN={}", format.block_len()),
                 format!("-DBLOCK_BYTES={}", format.block_bytes()),
             ],
-            Self::Attention { head_dim, is_f16 } => {
-                vec![format!("-DHEAD_DIM={head_dim}"), format!("-DIS_F16={}", u8::from(is_f16))]
-            }
+            Self::Attention { head_dim, cache } => vec![
+                format!("-DHEAD_DIM={head_dim}"),
+                format!("-DIS_F16={}", u8::from(cache != KvDtype::BF16)),
+                format!("-DIS_FP8={}", u8::from(cache == KvDtype::F8E4M3)),
+            ],
             _ => Vec::new(),
         }
     }
@@ -82,9 +88,7 @@ impl Unit {
             Self::Product(format) => format!("product {format}"),
             Self::Skinny => "skinny".to_owned(),
             Self::AttentionAny => "attention_any".to_owned(),
-            Self::Attention { head_dim, is_f16 } => {
-                format!("attention {head_dim} {}", if is_f16 { "f16" } else { "bf16" })
-            }
+            Self::Attention { head_dim, cache } => format!("attention {head_dim} {cache:?}"),
             Self::Sample => "sample".to_owned(),
         }
     }

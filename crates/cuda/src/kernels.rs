@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-use baton_backend::{BackendError, WeightFormat};
+use baton_backend::{BackendError, KvDtype, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
@@ -32,7 +32,7 @@ pub(crate) struct Kernels {
     pub(crate) sample_prepare: Function,
     pub(crate) sample_choose: Function,
     products: HashMap<WeightFormat, Products>,
-    attention: HashMap<(usize, bool), TiledAttention>,
+    attention: HashMap<(usize, KvDtype), TiledAttention>,
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
@@ -129,27 +129,35 @@ impl Kernels {
     }
 
     /// Makes the tensor-core attention of a head size ready. Called when the KV cache is made.
-    pub(crate) fn prepare_attention(&mut self, head_dim: usize, is_f16: bool) -> Result<(), BackendError> {
-        if !self.attention.contains_key(&(head_dim, is_f16)) {
-            let module = self.load(Unit::Attention { head_dim, is_f16 })?;
+    pub(crate) fn prepare_attention(&mut self, head_dim: usize, cache: KvDtype) -> Result<(), BackendError> {
+        if !self.attention.contains_key(&(head_dim, cache)) {
+            let module = self.load(Unit::Attention { head_dim, cache })?;
             let row_bytes = head_dim as u32 * 2;
             // As `attention_few.cu` and `attention_many.cu` lay it out: rings of keys and values, and beside them the sums
-            // of four warps for eight rows, or 128 rows of queries.
-            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 };
+            // of four warps for eight rows, or 128 rows of queries and what a cache of eight bits is converted to.
+            let is_fp8 = cache == KvDtype::F8E4M3;
+            let raw_bytes = if is_fp8 { row_bytes / 2 } else { row_bytes };
+            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 } * (row_bytes / raw_bytes);
             let (many_stages, many_keys) = match head_dim {
                 64 => (3, 32),
                 128 => (3, 64),
                 _ => (2, 16),
             };
+            let many_places = match head_dim {
+                _ if !is_fp8 => 0,
+                256 => 1,
+                _ => 2,
+            };
             let tiled = TiledAttention {
                 few: module.function("attention_few")?,
                 many: module.function("attention_many")?,
-                few_shared_bytes: 4 * few_stages * 2 * 16 * row_bytes + 4 * 8 * head_dim as u32 * 4,
-                many_shared_bytes: (128 + many_stages * 2 * many_keys) * row_bytes,
+                few_shared_bytes: 4 * few_stages * 2 * 16 * raw_bytes + 4 * 8 * head_dim as u32 * 4,
+                many_shared_bytes: (128 + many_places * 2 * many_keys) * row_bytes
+                    + many_stages * 2 * many_keys * raw_bytes,
             };
             allow_shared(tiled.few, tiled.few_shared_bytes)?;
             allow_shared(tiled.many, tiled.many_shared_bytes)?;
-            self.attention.insert((head_dim, is_f16), tiled);
+            self.attention.insert((head_dim, cache), tiled);
             self.modules.push(module);
         }
         Ok(())
@@ -159,8 +167,8 @@ impl Kernels {
         self.products[&format]
     }
 
-    pub(crate) fn tiled_attention(&self, head_dim: usize, is_f16: bool) -> Option<TiledAttention> {
-        self.attention.get(&(head_dim, is_f16)).copied()
+    pub(crate) fn tiled_attention(&self, head_dim: usize, cache: KvDtype) -> Option<TiledAttention> {
+        self.attention.get(&(head_dim, cache)).copied()
     }
 
     fn load(&self, unit: Unit) -> Result<Module, BackendError> {

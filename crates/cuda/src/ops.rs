@@ -300,7 +300,7 @@ impl Run<'_> {
                 * properties.num_multiprocessors
         };
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
-        match kernels.tiled_attention(spec.head_dim, kv.cache_type() == 1).filter(|_| kv.cache_type() != 0) {
+        match kernels.tiled_attention(spec.head_dim, kv.dtype()) {
             // SAFETY: see above.
             None => unsafe {
                 let blocks = 8 * properties.num_multiprocessors;

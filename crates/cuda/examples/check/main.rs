@@ -5,6 +5,7 @@
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
+//! `BATON_KV_DTYPE=fp8` (or f16) times with that cache instead of bf16, `BATON_ENFORCE_EAGER=1` without recorded steps.
 //! Prints a line a check and exits non-zero if any failed.
 
 mod bench;
@@ -20,6 +21,7 @@ mod throughput;
 use std::path::Path;
 use std::process::ExitCode;
 
+use baton_backend::KvDtype;
 use baton_cuda::{CudaBackend, CudaOptions};
 use table::Table;
 
@@ -32,6 +34,15 @@ fn options() -> CudaOptions {
         options.skinny_rows = rows;
     }
     options
+}
+
+/// The cache that is timed.
+fn kv_dtype() -> KvDtype {
+    match std::env::var("BATON_KV_DTYPE").as_deref() {
+        Ok("fp8") => KvDtype::F8E4M3,
+        Ok("f16") => KvDtype::F16,
+        _ => KvDtype::BF16,
+    }
 }
 
 fn backend() -> CudaBackend {

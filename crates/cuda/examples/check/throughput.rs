@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use baton_backend::KvDtype;
 use baton_core::SamplingParams;
 use baton_engine::{Engine, EngineConfig};
 use baton_model::{LoadFormat, ModelFiles};
 
-use crate::backend;
+use crate::{backend, kv_dtype};
 
 /// Requests of one size that arrive at once.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +60,7 @@ pub fn run(model: &Path, all: &[Work]) {
         max_num_seqs: 256,
         max_num_batched_tokens: 8192,
         max_model_len: Some(longest + 16),
-        kv_dtype: KvDtype::BF16,
+        kv_dtype: kv_dtype(),
         swap_space: 0,
         enable_prefix_caching: all.iter().any(|work| work.shared > 0),
         ..EngineConfig::default()

@@ -106,7 +106,7 @@ struct RopeParams {
     bf16* query;             // [tokens, heads * head_dim]
     u8* cache;               // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     u32 num_heads, num_kv_heads, head_dim, half_rotary;
-    u32 interleaved, block_shift, cache_type; // 0 f32, 1 f16, 2 bf16
+    u32 interleaved, block_shift, cache_type; // as `store_cache` numbers them
     float q_eps, k_eps, rope_scale;
 };
 
