@@ -14,11 +14,12 @@ use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
-use crate::kv::{KvCache, independent_runs};
+use crate::kv::KvCache;
 use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
+use crate::swap::{Previous, Swapper, copy_blocks, max_swaps};
 use crate::weights::{Staging, Weight, fill};
 
 /// Tokens of a KV block unless asked otherwise.
@@ -67,6 +68,7 @@ impl Default for CudaOptions {
 pub struct CudaBackend {
     // Dropped in this order: graphs and kernels need the context of `device.gpu`, which is last in `Device`.
     graphs: Graphs,
+    swapper: Option<Swapper>,
     device: Device,
     staging: Staging,
     limits: Option<StepLimits>,
@@ -133,6 +135,7 @@ pub(crate) struct Buffer {
 #[derive(Debug)]
 struct Slot {
     step: PinnedMemory,
+    packed: Packed,
     results: PinnedMemory,
     top: PinnedMemory,
     done: Event,
@@ -142,15 +145,6 @@ struct Slot {
 struct InFlight {
     slot: usize,
     num_samples: usize,
-}
-
-#[repr(C)]
-struct MoveParams {
-    from: u64,
-    to: u64,
-    pairs: u64,
-    count: u32,
-    block_units: u32,
 }
 
 fn unsupported(what: impl Into<String>) -> BackendError {
@@ -203,6 +197,7 @@ impl CudaBackend {
         Ok(Self {
             staging: Staging::new(&device.gpu)?,
             graphs: Graphs::default(),
+            swapper: None,
             device,
             limits: None,
             enforce_eager: options.enforce_eager,
@@ -257,40 +252,33 @@ impl CudaBackend {
         }
     }
 
-    /// Swaps and copies of whole blocks, in the order of the lists.
-    fn move_blocks(&self, input: &StepInput, packed: &Packed) -> Result<(), BackendError> {
-        let Some(kv) = &self.device.kv else { return Ok(()) };
-        let host = |layer: usize| kv.layers[layer].host.as_ref().map_or(0, PinnedMemory::address);
-        let device = |layer: usize| kv.layers[layer].device.address();
-        self.move_list(&input.swap_out, packed.swap_out, device, host)?;
-        self.move_list(&input.swap_in, packed.swap_in, host, device)?;
-        self.move_list(&input.copies, packed.copies, device, device)
+    /// Uploads a step and moves its blocks.
+    fn begin(&mut self, input: &StepInput) -> Result<(), BackendError> {
+        let slots = self.slots.as_mut().expect("made with the limits, which were checked");
+        let Device { gpu, kernels, kv, step, .. } = &self.device;
+        let slot = &mut slots[self.next_slot];
+        slot.packed = pack(input, slot.step.words_mut())?;
+        gpu.upload(&slot.step, step, 0, 4 * slot.packed.num_words)?;
+        let copies = step.address() + 4 * slot.packed.copies.start as u64;
+        let Some(kv) = kv else { return Ok(()) };
+        if let Some(swapper) = &mut self.swapper {
+            let previous = self.in_flight.back().map(|step| &slots[step.slot]);
+            let previous = previous.map(|slot| Previous {
+                words: slot.step.words(),
+                packed: &slot.packed,
+                done: &slot.done,
+            });
+            swapper.start(gpu, kernels, kv, input, previous)?;
+        }
+        copy_blocks(gpu, kernels, kv, &input.copies, copies)
     }
 
-    fn move_list(
-        &self,
-        list: &[BlockCopy],
-        offset_words: usize,
-        from: impl Fn(usize) -> u64,
-        to: impl Fn(usize) -> u64,
-    ) -> Result<(), BackendError> {
-        let Some(kv) = &self.device.kv else { return Ok(()) };
-        for run in independent_runs(list) {
-            for layer in 0..kv.num_layers() {
-                let params = MoveParams {
-                    from: from(layer),
-                    to: to(layer),
-                    pairs: self.device.step.address() + 4 * (offset_words + 2 * run.start) as u64,
-                    count: run.len() as u32,
-                    block_units: (kv.layers[layer].block_bytes / 16) as u32,
-                };
-                // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
-                unsafe {
-                    self.device.gpu.launch(self.device.kernels.move_blocks, (256, 1), 256, 0, &params)
-                }?;
-            }
+    /// A step that failed on its way leaves nothing running that a later one does not know of.
+    fn settle(&self) {
+        let _ = self.device.gpu.synchronize();
+        if let Some(swapper) = &self.swapper {
+            let _ = swapper.synchronize();
         }
-        Ok(())
     }
 
     fn launch(
@@ -360,7 +348,8 @@ fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
     let (device, host) = (kv.num_device_blocks() as u32, kv.num_host_blocks() as u32);
     let moves =
         |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
-    let is_within = moves(&input.swap_out, device, host)
+    let is_within = input.swap_out.len() + input.swap_in.len() <= max_swaps(kv.num_host_blocks())
+        && moves(&input.swap_out, device, host)
         && moves(&input.swap_in, host, device)
         && moves(&input.copies, device, device)
         && input.slots.iter().all(|slot| (*slot as usize) < kv.num_slots())
@@ -442,6 +431,7 @@ impl Backend for CudaBackend {
         let slot = || {
             Ok::<_, BackendError>(Slot {
                 step: gpu.allocate_pinned(step_bytes, "the step")?,
+                packed: Packed::default(),
                 results: gpu.allocate_pinned(result_bytes, "sampling")?,
                 top: gpu.allocate_pinned(top_bytes, "sampling")?,
                 done: Event::new()?,
@@ -487,6 +477,9 @@ impl Backend for CudaBackend {
         self.device.arrivals =
             self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
+        if num_host_blocks > 0 {
+            self.swapper = Some(Swapper::new(&self.device.gpu, num_host_blocks)?);
+        }
         self.device.gpu.synchronize()
     }
 
@@ -516,14 +509,7 @@ impl Backend for CudaBackend {
         );
         self.check(input)?;
         let slot = self.next_slot;
-        let packed = {
-            let slots = self.slots.as_mut().expect("made with the limits, which were checked");
-            let packed = pack(input, slots[slot].step.words_mut())?;
-            self.device.gpu.upload(&slots[slot].step, &self.device.step, 0, 4 * packed.num_words)?;
-            packed
-        };
-        self.move_blocks(input, &packed)?;
-        self.run(input, program)?;
+        self.begin(input).and_then(|()| self.run(input, program)).inspect_err(|_| self.settle())?;
         let slots = self.slots.as_ref().expect("made with the limits, which were checked");
         let num_samples = input.samples.len();
         self.device.gpu.download(

@@ -29,6 +29,7 @@ mod params;
 mod probe;
 mod products;
 mod skinny;
+mod swap;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};

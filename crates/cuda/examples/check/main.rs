@@ -1,7 +1,7 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops | sampling | golden GOLDEN_DIR
+//! check ops | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
@@ -15,6 +15,7 @@ mod golden;
 mod harness;
 mod ops;
 mod sampling;
+mod swap;
 mod table;
 mod throughput;
 
@@ -63,6 +64,10 @@ fn main() -> ExitCode {
     match arguments.as_slice() {
         ["ops"] => ops::check(&mut table),
         ["sampling"] => sampling::check(&mut table),
+        ["swap", rest @ ..] => {
+            let steps = rest.first().map_or(2000, |text| text.parse().expect("a number"));
+            swap::check(steps, &mut table);
+        }
         ["golden", folder] => golden::check(Path::new(folder), &mut table),
         ["bench", model, batches, rest @ ..] => {
             let numbers = |text: &str| -> Vec<usize> {

@@ -24,7 +24,7 @@ struct PlanHeader {
 struct StepHeader {
     u32 num_tokens, num_logit_rows, num_samples;
     u32 token_ids, positions, slots, pages, logit_rows, samples, history, biases;
-    u32 swap_out, swap_in, copies, masks, reserved;
+    u32 copies, masks, reserved[3];
     PlanHeader plans[8];
 };
 
