@@ -39,7 +39,7 @@ pub struct CudaOptions {
     pub ordinal: usize,
     /// Launch every kernel of every step instead of replaying recorded steps.
     pub enforce_eager: bool,
-    /// Where compiled kernels are kept; `None` keeps none.
+    /// Where compiled kernels and the choices of products are kept; `None` keeps none.
     pub cache_dir: Option<PathBuf>,
     /// Memory for partial results of attention that is split over a long context.
     pub partial_bytes: usize,
@@ -167,8 +167,8 @@ impl CudaBackend {
             return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
         }
         let gpu = Gpu::new(properties)?;
+        let gemm = Gemm::new(&gpu, options.cache_dir.as_deref())?;
         let kernels = Kernels::new(&gpu, options.cache_dir)?;
-        let gemm = Gemm::new(&gpu)?;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
             weights: Vec::new(),
@@ -498,6 +498,7 @@ impl Backend for CudaBackend {
             self.launch(bucket, [true, false], &[], program)?;
             self.record((fingerprint, bucket), &[], program)?;
         }
+        self.device.gemm.save_choices();
         self.device.gpu.synchronize()
     }
 

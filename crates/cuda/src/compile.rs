@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use baton_backend::{BackendError, KvDtype, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
@@ -126,7 +126,7 @@ fn is_elf(bytes: &[u8]) -> bool {
 }
 
 /// Written beside and renamed, so that another process never reads half a file.
-fn store(path: &PathBuf, bytes: &[u8]) {
+pub(crate) fn store(path: &Path, bytes: &[u8]) {
     let Some(dir) = path.parent() else { return };
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let written = fs::create_dir_all(dir)

@@ -16,6 +16,7 @@
 //! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile` and `gemm`.
 
 mod backend;
+mod choices;
 mod compile;
 mod gemm;
 mod gpu;
