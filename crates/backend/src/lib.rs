@@ -38,7 +38,7 @@ pub use ops::{
 pub use random_fill::RandomFill;
 pub use reference::ReferenceBackend;
 pub use step::{
-    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, RowLists, SampleRow, Sampled,
-    StepInput, StepOutput, TokenCount,
+    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, DeviceSpan, NO_PARTIAL, RowLists, SampleRow,
+    Sampled, StepInput, StepKind, StepOutput, TokenCount,
 };
 pub use tensor::{SharedBytes, Tensor, TensorError};

@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use crate::{KvSpec, StepInput, StepOutput, Tensor};
+use crate::{DeviceSpan, KvSpec, StepInput, StepOutput, Tensor};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -274,6 +274,11 @@ pub trait Backend: Send {
     fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError>;
     /// Waits for the oldest step in flight and takes its result.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
+
+    /// From when to when the device worked on the step that was collected last, if it can tell. Asking waits for nothing.
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        None
+    }
 
     /// The first `rows` rows of a buffer after the last collected step, as f32: for tests and embeddings.
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError>;

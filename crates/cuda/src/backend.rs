@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvSpec, Program, RandomFill, RopeId, RopeSpec,
-    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RandomFill, RopeId,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use half::bf16;
 
+use crate::clock::StepClock;
 use crate::compile::{HEAD_DIMS, TILED_CACHES};
 use crate::gemm::Gemm;
-use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
@@ -19,6 +20,7 @@ use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
+use crate::ranges::Ranges;
 use crate::swap::{Previous, Swapper, copy_blocks, max_swaps};
 use crate::weights::{Staging, Weight, fill};
 
@@ -69,6 +71,7 @@ pub struct CudaBackend {
     // Dropped in this order: graphs and kernels need the context of `device.gpu`, which is last in `Device`.
     graphs: Graphs,
     swapper: Option<Swapper>,
+    clock: StepClock,
     device: Device,
     staging: Staging,
     limits: Option<StepLimits>,
@@ -109,6 +112,7 @@ pub(crate) struct Device {
     pub(crate) skinny_rows: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
+    pub(crate) ranges: Ranges,
     pub(crate) kernels: Kernels,
     pub(crate) gemm: Gemm,
     pub(crate) gpu: Gpu,
@@ -138,7 +142,6 @@ struct Slot {
     packed: Packed,
     results: PinnedMemory,
     top: PinnedMemory,
-    done: Event,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +193,7 @@ impl CudaBackend {
             top: nothing()?,
             max_tokens: 0,
             max_logit_rows: 0,
+            ranges: Ranges::new(),
             kernels,
             gemm,
             gpu,
@@ -198,6 +202,7 @@ impl CudaBackend {
             staging: Staging::new(&device.gpu)?,
             graphs: Graphs::default(),
             swapper: None,
+            clock: StepClock::new()?,
             device,
             limits: None,
             enforce_eager: options.enforce_eager,
@@ -262,11 +267,10 @@ impl CudaBackend {
         let copies = step.address() + 4 * slot.packed.copies.start as u64;
         let Some(kv) = kv else { return Ok(()) };
         if let Some(swapper) = &mut self.swapper {
-            let previous = self.in_flight.back().map(|step| &slots[step.slot]);
-            let previous = previous.map(|slot| Previous {
-                words: slot.step.words(),
-                packed: &slot.packed,
-                done: &slot.done,
+            let previous = self.in_flight.back().zip(self.clock.last_end());
+            let previous = previous.map(|(step, done)| {
+                let slot = &slots[step.slot];
+                Previous { words: slot.step.words(), packed: &slot.packed, done }
             });
             swapper.start(gpu, kernels, kv, input, previous)?;
         }
@@ -342,6 +346,13 @@ impl CudaBackend {
     fn max_decodes(limits: &StepLimits) -> usize {
         limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples).min(limits.max_seqs)
     }
+}
+
+/// For profilers: what kind of step it is, and how large.
+fn step_name(input: &StepInput) -> String {
+    let (tokens, samples) = (input.num_tokens(), input.samples.len());
+    let moved = input.swap_out.len() + input.swap_in.len() + input.copies.len();
+    format!("{}: {tokens} tokens, {samples} samples, {moved} blocks moved", input.kind().name())
 }
 
 fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
@@ -434,7 +445,6 @@ impl Backend for CudaBackend {
                 packed: Packed::default(),
                 results: gpu.allocate_pinned(result_bytes, "sampling")?,
                 top: gpu.allocate_pinned(top_bytes, "sampling")?,
-                done: Event::new()?,
             })
         };
         self.slots = Some([slot()?, slot()?]);
@@ -510,6 +520,8 @@ impl Backend for CudaBackend {
         );
         self.check(input)?;
         let slot = self.next_slot;
+        let _range = self.device.ranges.enter(|| step_name(input));
+        self.clock.start(&self.device.gpu)?;
         self.begin(input).and_then(|()| self.run(input, program)).inspect_err(|_| self.settle())?;
         let slots = self.slots.as_ref().expect("made with the limits, which were checked");
         let num_samples = input.samples.len();
@@ -521,7 +533,7 @@ impl Backend for CudaBackend {
         if input.samples.iter().any(|sample| sample.num_logprobs.is_some_and(|count| count > 0)) {
             self.device.gpu.download(&self.device.top, &slots[slot].top, 8 * num_samples * MAX_TOP)?;
         }
-        slots[slot].done.record(&self.device.gpu)?;
+        self.clock.end(&self.device.gpu)?;
         self.in_flight.push_back(InFlight { slot, num_samples });
         self.next_slot ^= 1;
         Ok(())
@@ -531,9 +543,13 @@ impl Backend for CudaBackend {
         self.device.gpu.bind()?;
         let step = self.in_flight.pop_front().expect("a step is in flight when its result is collected");
         let slot = &self.slots.as_ref().expect("made before the first step")[step.slot];
-        slot.done.wait()?;
+        self.clock.collect()?;
         unpack(step.num_samples, slot.results.words(), slot.top.words(), output);
         Ok(())
+    }
+
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        self.clock.last()
     }
 
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {

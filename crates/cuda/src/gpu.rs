@@ -5,12 +5,14 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_backend::BackendError;
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, DriverError};
 
+use crate::clock::from_milliseconds;
 use crate::probe::Properties;
 
 /// Every failure of the driver, with what was being done.
@@ -322,6 +324,20 @@ impl Event {
             .map_err(failed("making an event"))
     }
 
+    /// One that knows when it was reached.
+    pub(crate) fn timed() -> Result<Self, BackendError> {
+        driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map(Self)
+            .map_err(failed("making an event"))
+    }
+
+    /// How long after another timed event it was reached; both must be.
+    pub(crate) fn since(&self, earlier: &Self) -> Result<Duration, BackendError> {
+        // SAFETY: both events are alive; the driver checks the rest.
+        let milliseconds = unsafe { driver::event::elapsed(earlier.0, self.0) };
+        milliseconds.map(from_milliseconds).map_err(failed("reading a timer"))
+    }
+
     pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), BackendError> {
         self.record_on(gpu.stream)
     }
@@ -362,12 +378,7 @@ pub(crate) struct Timer {
 
 impl Timer {
     pub(crate) fn new() -> Result<Self, BackendError> {
-        let event = || {
-            driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-                .map(Event)
-                .map_err(failed("making an event"))
-        };
-        Ok(Self { start: event()?, end: event()? })
+        Ok(Self { start: Event::timed()?, end: Event::timed()? })
     }
 
     pub(crate) fn start(&self, gpu: &Gpu) -> Result<(), BackendError> {
