@@ -256,6 +256,10 @@ pub trait Backend: Send {
     fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError>;
     /// `[rows, cols]`, with unspecified contents.
     fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError>;
+    /// `[rows, vocab]` of f32: what `logits` writes and `sample` reads. The same as a buffer where those are f32 as well.
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.create_buffer(rows, vocab_size)
+    }
     /// Called once. Host blocks are the swap tier.
     fn create_kv_cache(
         &mut self,

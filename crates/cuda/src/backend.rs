@@ -257,6 +257,15 @@ impl CudaBackend {
         }
     }
 
+    fn new_buffer(&mut self, rows: usize, cols: usize, is_f32: bool) -> Result<BufferId, BackendError> {
+        let what = format!("a buffer of {rows} x {cols}");
+        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
+        let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
+        let memory = self.device.gpu.allocate(bytes, &what)?;
+        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
+        Ok(BufferId(self.device.buffers.len() as u32 - 1))
+    }
+
     /// Uploads a step and moves its blocks.
     fn begin(&mut self, input: &StepInput) -> Result<(), BackendError> {
         let slots = self.slots.as_mut().expect("made with the limits, which were checked");
@@ -455,17 +464,14 @@ impl Backend for CudaBackend {
     }
 
     fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
-        let limits = self.limits.ok_or_else(|| unsupported("a buffer before set_limits"))?;
-        let is_f32 = cols == limits.vocab_size && rows == limits.max_logit_rows;
-        let what = format!("a buffer of {rows} x {cols}");
-        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
-        let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
-        if !is_f32 && !cols.is_multiple_of(8) {
-            return Err(unsupported(format!("{what}: use a multiple of 8 columns")));
+        if !cols.is_multiple_of(8) {
+            return Err(unsupported(format!("a buffer of {rows} x {cols}: use a multiple of 8 columns")));
         }
-        let memory = self.device.gpu.allocate(bytes, &what)?;
-        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
-        Ok(BufferId(self.device.buffers.len() as u32 - 1))
+        self.new_buffer(rows, cols, false)
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(rows, vocab_size, true)
     }
 
     fn create_kv_cache(

@@ -122,6 +122,7 @@ fn build(cuda: &mut CudaBackend, dtype: KvDtype) -> Echo {
     let layer = KvLayerSpec { num_kv_heads: HEADS, head_dim: HEAD_DIM };
     let spec = KvSpec { layers: vec![layer; LAYERS], dtype, block_size: BLOCK_SIZE };
     cuda.create_kv_cache(&spec, DEVICE_BLOCKS, HOST_BLOCKS).expect("the cache fits");
+    let logits = cuda.create_logits(ROWS, VOCAB).expect("creates");
     let mut buffer = |cols| cuda.create_buffer(ROWS, cols).expect("creates");
     Echo {
         embedding,
@@ -130,7 +131,7 @@ fn build(cuda: &mut CudaBackend, dtype: KvDtype) -> Echo {
         hidden: buffer(HIDDEN),
         query: buffer(HIDDEN),
         attended: buffer(HIDDEN),
-        logits: buffer(VOCAB),
+        logits,
         busy: buffer(WIDE),
         also_busy: buffer(WIDE),
     }
