@@ -9,6 +9,9 @@ pub enum KvDtype {
     F32,
     F16,
     BF16,
+    /// Eight bits, four of them exponent; keys and values are stored unscaled.
+    #[serde(rename = "fp8_e4m3")]
+    F8E4M3,
 }
 
 impl KvDtype {
@@ -16,6 +19,7 @@ impl KvDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 => 1,
         }
     }
 }

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod attention_plan;
+mod float8;
 mod format;
 mod kv_spec;
 mod mock;
@@ -25,6 +26,7 @@ mod tensor;
 pub mod testing;
 
 pub use attention_plan::{PlannerOptions, SequenceQueries, choose_split, plan_attention};
+pub use float8::{e4m3_from_f32, e4m3_to_f32};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
 pub use mock::{MockBackend, MockOptions};
@@ -36,7 +38,7 @@ pub use ops::{
 pub use random_fill::RandomFill;
 pub use reference::ReferenceBackend;
 pub use step::{
-    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, NO_PARTIAL, RowLists, SampleRow, Sampled,
-    StepInput, StepOutput, TokenCount,
+    AttentionItem, AttentionMerge, AttentionPlan, BlockCopy, DeviceSpan, NO_PARTIAL, RowLists, SampleRow,
+    Sampled, StepInput, StepKind, StepOutput, TokenCount,
 };
 pub use tensor::{SharedBytes, Tensor, TensorError};

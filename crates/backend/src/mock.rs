@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use baton_core::{TokenId, TokenLogprob};
 
 use crate::{
-    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, Sampled, StepInput,
-    StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RopeId, RopeSpec, Sampled,
+    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 
 /// As a GPU: the next step is submitted while one runs.
@@ -33,12 +33,13 @@ pub struct MockBackend {
     options: MockOptions,
     vocab_size: usize,
     num_handles: u32,
-    /// Results and when they are ready, oldest first.
-    in_flight: VecDeque<(Instant, StepOutput)>,
+    /// Results and when they are computed, oldest first.
+    in_flight: VecDeque<(DeviceSpan, StepOutput)>,
     /// Results that were collected, for their memory.
     spare: Vec<StepOutput>,
     /// The device is busy until then.
     busy_until: Instant,
+    last_span: Option<DeviceSpan>,
 }
 
 impl MockBackend {
@@ -50,6 +51,7 @@ impl MockBackend {
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             busy_until: Instant::now(),
+            last_span: None,
         }
     }
 
@@ -122,17 +124,23 @@ impl Backend for MockBackend {
         assert!(self.in_flight.len() < MAX_IN_FLIGHT, "more steps are in flight than the device takes");
         let mut output = self.spare.pop().unwrap_or_default();
         self.draw(input, &mut output);
-        self.busy_until = self.busy_until.max(Instant::now()) + self.options.step_time;
-        self.in_flight.push_back((self.busy_until, output));
+        let start = self.busy_until.max(Instant::now());
+        self.busy_until = start + self.options.step_time;
+        self.in_flight.push_back((DeviceSpan { start, end: self.busy_until }, output));
         Ok(())
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
-        let (ready, result) =
+        let (span, result) =
             self.in_flight.pop_front().expect("a step is in flight when its result is collected");
-        std::thread::sleep(ready.saturating_duration_since(Instant::now()));
+        std::thread::sleep(span.end.saturating_duration_since(Instant::now()));
+        self.last_span = Some(span);
         self.spare.push(std::mem::replace(output, result));
         Ok(())
+    }
+
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        self.last_span
     }
 
     fn read_buffer(&mut self, _: BufferId, _: usize) -> Result<Vec<f32>, BackendError> {
@@ -194,5 +202,7 @@ mod tests {
         backend.collect(&mut output).unwrap();
         backend.collect(&mut output).unwrap();
         assert!(started.elapsed() >= 2 * step_time);
+        let span = backend.last_step_span().expect("a step was collected");
+        assert_eq!(span.end - span.start, step_time);
     }
 }

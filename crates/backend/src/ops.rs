@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use crate::{KvSpec, StepInput, StepOutput, Tensor};
+use crate::{DeviceSpan, KvSpec, StepInput, StepOutput, Tensor, WeightFormat};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -248,6 +248,9 @@ pub trait Program: Send {
 pub trait Backend: Send {
     fn device(&self) -> DeviceInfo;
 
+    /// Says what will be loaded, before it is: a device can get ready for it meanwhile.
+    fn expect(&mut self, _formats: &[WeightFormat], _cache: &KvSpec) {}
+
     /// The parts stand one below the other as one matrix; each may have its own format.
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError>;
     fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError>;
@@ -256,6 +259,10 @@ pub trait Backend: Send {
     fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError>;
     /// `[rows, cols]`, with unspecified contents.
     fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError>;
+    /// `[rows, vocab]` of f32: what `logits` writes and `sample` reads. The same as a buffer where those are f32 as well.
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.create_buffer(rows, vocab_size)
+    }
     /// Called once. Host blocks are the swap tier.
     fn create_kv_cache(
         &mut self,
@@ -274,6 +281,11 @@ pub trait Backend: Send {
     fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError>;
     /// Waits for the oldest step in flight and takes its result.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
+
+    /// From when to when the device worked on the step that was collected last, if it can tell. Asking waits for nothing.
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        None
+    }
 
     /// The first `rows` rows of a buffer after the last collected step, as f32: for tests and embeddings.
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError>;

@@ -1,6 +1,7 @@
 //! Everything that varies from step to step, in flat arrays that one upload can carry, and what comes back.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use baton_core::{TokenId, TokenLogprob};
 
@@ -42,6 +43,16 @@ impl StepInput {
         self.token_ids.len()
     }
 
+    /// What it does, as far as one can see.
+    pub fn kind(&self) -> StepKind {
+        match (self.num_tokens(), self.samples.len()) {
+            (0, _) => StepKind::Moves,
+            (tokens, samples) if tokens == samples => StepKind::Decode,
+            (_, 0) => StepKind::Prefill,
+            _ => StepKind::Mixed,
+        }
+    }
+
     /// What a row of `samples` points at.
     pub fn lists_of(&self, row: &SampleRow) -> RowLists<'_> {
         RowLists {
@@ -68,6 +79,37 @@ impl StepInput {
         self.biases.clear();
         self.masks.clear();
     }
+}
+
+/// What a step is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Every token gives the next one.
+    Decode,
+    /// Tokens of prompts, none of which is at its end.
+    Prefill,
+    /// Some give the next token, others do not.
+    Mixed,
+    /// Blocks only.
+    Moves,
+}
+
+impl StepKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Prefill => "prefill",
+            Self::Mixed => "mixed",
+            Self::Moves => "moves",
+        }
+    }
+}
+
+/// From when to when a device worked on a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSpan {
+    pub start: Instant,
+    pub end: Instant,
 }
 
 /// A whole-block copy between the tiers that the list names.

@@ -40,6 +40,8 @@ struct BatchTimes {
     prefill_s: f64,
     /// Tokens that came after that.
     num_decoded: usize,
+    /// How long the device worked after that, where it tells.
+    decode_busy_s: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,6 +52,8 @@ pub struct LatencyResult {
     /// Without the time to the first token of the last sequence, and without the tokens that came by then.
     pub decode_tokens_per_second: f64,
     pub output_tokens_per_second: f64,
+    /// The share of the time after the first tokens in which the device worked on no step, where it tells.
+    pub device_idle_share: Option<f64>,
 }
 
 /// Runs the batch `num_iters` times after warming up. The bar moves with every batch.
@@ -100,6 +104,7 @@ impl LatencyResult {
         let batches = times.len() as f64;
         let prefill_s = sum(&|times| times.prefill_s);
         let decode_s = sum(&|times| times.latency_s - times.prefill_s);
+        let decode_busy_s: Option<f64> = times.iter().map(|times| times.decode_busy_s).sum();
         let num_input = (options.batch_size * options.input_len) as f64 * batches;
         let num_output = (options.batch_size * options.output_len) as f64 * batches;
         Self {
@@ -108,6 +113,7 @@ impl LatencyResult {
             prefill_tokens_per_second: rate(num_input, prefill_s),
             decode_tokens_per_second: rate(sum(&|times| times.num_decoded as f64), decode_s),
             output_tokens_per_second: rate(num_output, sum(&|times| times.latency_s)),
+            device_idle_share: decode_busy_s.and_then(|busy_s| idle_share(busy_s, decode_s)),
         }
     }
 
@@ -125,6 +131,7 @@ impl LatencyResult {
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
             "output_tokens_per_second": self.output_tokens_per_second,
+            "device_idle_share": self.device_idle_share,
         }) else {
             unreachable!("an object was written")
         };
@@ -146,6 +153,9 @@ impl LatencyResult {
         );
         let _ = writeln!(text, "Decode: {:.2} tokens/s (excluding prefill)", self.decode_tokens_per_second);
         let _ = writeln!(text, "Output: {:.2} tokens/s", self.output_tokens_per_second);
+        if let Some(share) = self.device_idle_share {
+            let _ = writeln!(text, "Device: idle {:.1} % of the decoding", share * 100.0);
+        }
         text
     }
 }
@@ -164,7 +174,7 @@ fn run_batch(
         begun.insert(id, false);
         add(engine, id, prompt_token_ids, params)?;
     }
-    let (mut num_begun, mut num_decoded, mut prefill_s) = (0, 0, None);
+    let (mut num_begun, mut num_decoded, mut prefill_s, mut prefill_busy_s) = (0, 0, None, None);
     while engine.has_unfinished() {
         for output in engine.step() {
             check(engine, &output)?;
@@ -177,10 +187,18 @@ fn run_batch(
         }
         if num_begun == num_requests && prefill_s.is_none() {
             prefill_s = Some(started.elapsed().as_secs_f64());
+            prefill_busy_s = engine.stats().device_busy_s;
         }
     }
     let latency_s = started.elapsed().as_secs_f64();
-    Ok(BatchTimes { latency_s, prefill_s: prefill_s.unwrap_or(latency_s), num_decoded })
+    let decode_busy_s = engine.stats().device_busy_s.zip(prefill_busy_s).map(|(all, before)| all - before);
+    Ok(BatchTimes { latency_s, prefill_s: prefill_s.unwrap_or(latency_s), num_decoded, decode_busy_s })
+}
+
+/// What is left of some time beside the device's work. A step that began just before it is counted whole, so this can come out
+/// a little below nothing.
+fn idle_share(busy_s: f64, elapsed_s: f64) -> Option<f64> {
+    (elapsed_s > 0.0).then(|| (1.0 - busy_s / elapsed_s).max(0.0))
 }
 
 /// One request of a throughput run.
@@ -197,6 +215,8 @@ pub struct ThroughputResult {
     pub num_prompt_tokens: usize,
     pub num_output_tokens: usize,
     pub num_cached_tokens: usize,
+    /// The share of the time in which the device worked on no step, where it tells.
+    pub device_idle_share: Option<f64>,
 }
 
 /// Hands over all requests, at most `max_outstanding` at a time, and waits until the last has ended.
@@ -221,9 +241,11 @@ pub fn throughput(
         num_prompt_tokens: requests.iter().map(|one| one.prompt_token_ids.len()).sum(),
         num_output_tokens: 0,
         num_cached_tokens: 0,
+        device_idle_share: None,
     };
     let mut waiting = requests.into_iter();
     let mut outstanding = 0;
+    let busy_before_s = engine.stats().device_busy_s.unwrap_or(0.0);
     let started = Instant::now();
     loop {
         for one in waiting.by_ref().take(max_outstanding.saturating_sub(outstanding)) {
@@ -250,6 +272,8 @@ pub fn throughput(
         bar.set_message(format!("{:.0} output tok/s", result.num_output_tokens as f64 / elapsed_s.max(1e-9)));
     }
     result.elapsed_s = started.elapsed().as_secs_f64();
+    let busy_s = engine.stats().device_busy_s.map(|busy_s| busy_s - busy_before_s);
+    result.device_idle_share = busy_s.and_then(|busy_s| idle_share(busy_s, result.elapsed_s));
     bar.finish_and_clear();
     Ok(result)
 }
@@ -276,6 +300,7 @@ impl ThroughputResult {
             "total_output_tokens": self.num_output_tokens,
             "total_cached_tokens": self.num_cached_tokens,
             "output_tokens_per_second": self.output_tokens_per_second(),
+            "device_idle_share": self.device_idle_share,
         }) else {
             unreachable!("an object was written")
         };
@@ -285,9 +310,12 @@ impl ThroughputResult {
     /// vLLM's lines.
     pub fn summary(&self) -> String {
         let total = self.num_prompt_tokens + self.num_output_tokens;
+        let idle = self
+            .device_idle_share
+            .map_or(String::new(), |share| format!("Device: idle {:.1} % of the time\n", share * 100.0));
         format!(
             "Throughput: {:.2} requests/s, {:.2} total tokens/s, {:.2} output tokens/s\n\
-             Total num prompt tokens:  {}\nTotal num output tokens:  {}\n",
+             Total num prompt tokens:  {}\nTotal num output tokens:  {}\n{idle}",
             self.rate(self.num_requests),
             self.rate(total),
             self.output_tokens_per_second(),

@@ -163,6 +163,8 @@ pub enum KvDtypeArg {
     F16,
     #[value(alias = "bfloat16")]
     Bf16,
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
 }
 
 #[derive(Debug, Args)]

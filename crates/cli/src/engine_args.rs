@@ -231,6 +231,7 @@ pub fn kv_dtype(arg: KvDtypeArg, default: KvDtype) -> KvDtype {
         KvDtypeArg::F32 => KvDtype::F32,
         KvDtypeArg::F16 => KvDtype::F16,
         KvDtypeArg::Bf16 => KvDtype::BF16,
+        KvDtypeArg::Fp8 => KvDtype::F8E4M3,
     }
 }
 

@@ -14,6 +14,8 @@ fn kv_of_a_token_is_what_the_shape_says() {
         ("llama-3.1-8b", "f16", 32 * 2 * 8 * 128 * 2),
         ("llama-3.1-8b", "f32", 32 * 2 * 8 * 128 * 4),
         ("llama-3.2-1b", "bf16", 16 * 2 * 8 * 64 * 2),
+        ("llama-3.2-1b", "fp8", 16 * 2 * 8 * 64),
+        ("llama-3.2-1b", "fp8_e4m3", 16 * 2 * 8 * 64),
         ("qwen3-8b", "f16", 36 * 2 * 8 * 128 * 2),
     ] {
         let plan = baton.json(&["plan", &data(model), "--device", "h200", "--kv-cache-dtype", dtype]);

@@ -4,10 +4,11 @@
 //! the results in order.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use baton_backend::{
-    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, StepInput, StepLimits,
-    StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RopeId, RopeSpec, StepInput,
+    StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use baton_core::TokenId;
 
@@ -63,7 +64,8 @@ pub struct CpuBackend {
     /// The step's tokens, with those of the step before filled in.
     pub(crate) token_ids: Vec<TokenId>,
     previous_samples: Vec<TokenId>,
-    finished: VecDeque<StepOutput>,
+    finished: VecDeque<(StepOutput, DeviceSpan)>,
+    last_span: Option<DeviceSpan>,
     spare: Vec<StepOutput>,
 }
 
@@ -91,6 +93,7 @@ impl CpuBackend {
             token_ids: Vec::new(),
             previous_samples: Vec::new(),
             finished: VecDeque::with_capacity(MAX_IN_FLIGHT),
+            last_span: None,
             spare: vec![StepOutput::default(); MAX_IN_FLIGHT],
         })
     }
@@ -212,6 +215,7 @@ impl Backend for CpuBackend {
             return Err(device("two steps are in flight already: collect one first"));
         }
         check_step(input, &limits, self.kv.as_ref(), self.previous_samples.len())?;
+        let start = Instant::now();
         if let Some(kv) = &mut self.kv {
             kv.move_blocks(input, &self.pool);
         }
@@ -229,17 +233,22 @@ impl Backend for CpuBackend {
         step.finish()?;
         self.previous_samples.clear();
         self.previous_samples.extend(output.samples.iter().map(|sample| sample.chosen.token_id));
-        self.finished.push_back(output);
+        self.finished.push_back((output, DeviceSpan { start, end: Instant::now() }));
         Ok(())
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
-        let done = self
+        let (done, span) = self
             .finished
             .pop_front()
             .ok_or_else(|| BackendError::Device { cause: "no step is in flight".to_owned() })?;
         self.spare.push(std::mem::replace(output, done));
+        self.last_span = Some(span);
         Ok(())
+    }
+
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        self.last_span
     }
 
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {

@@ -51,6 +51,11 @@ impl KvCache {
                 ),
             });
         }
+        if spec.dtype == KvDtype::F8E4M3 {
+            return Err(BackendError::Unsupported {
+                what: "a KV cache of fp8 numbers: on the CPU --kv-cache-dtype is f16, bf16 or f32".to_owned(),
+            });
+        }
         let too_large = || BackendError::Unsupported { what: "a KV cache of that many bytes".to_owned() };
         let num_blocks = num_device_blocks.checked_add(num_host_blocks).ok_or_else(too_large)?;
         // Slots are numbered with u32.
@@ -197,6 +202,7 @@ impl KvLayer {
                     (kernels.write_f16)(key, value, self.head_dim, keys, PANEL_KEYS, values);
                 }
                 KvDtype::BF16 => write_as!(bf16, bf16::from_f32),
+                KvDtype::F8E4M3 => unreachable!("no such cache is made"),
             }
         }
     }

@@ -118,6 +118,9 @@ fn what_does_not_fit_is_refused() {
     spec.block_size = 8;
     let error = backend.create_kv_cache(&spec, 1, 0).expect_err("odd block size");
     assert!(error.to_string().contains("multiple of 16"), "{error}");
+    let spec = KvSpec { layers: vec![layer], dtype: KvDtype::F8E4M3, block_size: 16 };
+    let error = backend.create_kv_cache(&spec, 1, 0).expect_err("no kernels for it");
+    assert!(error.to_string().contains("--kv-cache-dtype"), "{error}");
     let error = backend.create_buffer(1 << 40, 1 << 10).expect_err("too large");
     assert!(matches!(error, BackendError::OutOfMemory { .. }), "{error}");
     assert!(backend.create_buffer(usize::MAX, 2).is_err());

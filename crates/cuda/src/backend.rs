@@ -4,21 +4,25 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, KvDtype, KvSpec, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RandomFill, RopeId,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId,
+    WeightUse,
 };
 use half::bf16;
 
-use crate::compile::HEAD_DIMS;
+use crate::clock::StepClock;
+use crate::compile::{HEAD_DIMS, TILED_CACHES};
 use crate::gemm::Gemm;
-use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
-use crate::kv::{KvCache, independent_runs};
+use crate::kv::KvCache;
 use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
+use crate::ranges::Ranges;
+use crate::swap::{Previous, Swapper, copy_blocks, max_swaps};
 use crate::weights::{Staging, Weight, fill};
 
 /// Tokens of a KV block unless asked otherwise.
@@ -38,7 +42,7 @@ pub struct CudaOptions {
     pub ordinal: usize,
     /// Launch every kernel of every step instead of replaying recorded steps.
     pub enforce_eager: bool,
-    /// Where compiled kernels are kept; `None` keeps none.
+    /// Where compiled kernels and the choices of products are kept; `None` keeps none.
     pub cache_dir: Option<PathBuf>,
     /// Memory for partial results of attention that is split over a long context.
     pub partial_bytes: usize,
@@ -67,6 +71,8 @@ impl Default for CudaOptions {
 pub struct CudaBackend {
     // Dropped in this order: graphs and kernels need the context of `device.gpu`, which is last in `Device`.
     graphs: Graphs,
+    swapper: Option<Swapper>,
+    clock: StepClock,
     device: Device,
     staging: Staging,
     limits: Option<StepLimits>,
@@ -107,6 +113,7 @@ pub(crate) struct Device {
     pub(crate) skinny_rows: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
+    pub(crate) ranges: Ranges,
     pub(crate) kernels: Kernels,
     pub(crate) gemm: Gemm,
     pub(crate) gpu: Gpu,
@@ -133,24 +140,15 @@ pub(crate) struct Buffer {
 #[derive(Debug)]
 struct Slot {
     step: PinnedMemory,
+    packed: Packed,
     results: PinnedMemory,
     top: PinnedMemory,
-    done: Event,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     slot: usize,
     num_samples: usize,
-}
-
-#[repr(C)]
-struct MoveParams {
-    from: u64,
-    to: u64,
-    pairs: u64,
-    count: u32,
-    block_units: u32,
 }
 
 fn unsupported(what: impl Into<String>) -> BackendError {
@@ -173,8 +171,8 @@ impl CudaBackend {
             return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
         }
         let gpu = Gpu::new(properties)?;
+        let gemm = Gemm::new(&gpu, options.cache_dir.as_deref())?;
         let kernels = Kernels::new(&gpu, options.cache_dir)?;
-        let gemm = Gemm::new(&gpu)?;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
             weights: Vec::new(),
@@ -196,6 +194,7 @@ impl CudaBackend {
             top: nothing()?,
             max_tokens: 0,
             max_logit_rows: 0,
+            ranges: Ranges::new(),
             kernels,
             gemm,
             gpu,
@@ -203,6 +202,8 @@ impl CudaBackend {
         Ok(Self {
             staging: Staging::new(&device.gpu)?,
             graphs: Graphs::default(),
+            swapper: None,
+            clock: StepClock::new()?,
             device,
             limits: None,
             enforce_eager: options.enforce_eager,
@@ -257,40 +258,41 @@ impl CudaBackend {
         }
     }
 
-    /// Swaps and copies of whole blocks, in the order of the lists.
-    fn move_blocks(&self, input: &StepInput, packed: &Packed) -> Result<(), BackendError> {
-        let Some(kv) = &self.device.kv else { return Ok(()) };
-        let host = |layer: usize| kv.layers[layer].host.as_ref().map_or(0, PinnedMemory::address);
-        let device = |layer: usize| kv.layers[layer].device.address();
-        self.move_list(&input.swap_out, packed.swap_out, device, host)?;
-        self.move_list(&input.swap_in, packed.swap_in, host, device)?;
-        self.move_list(&input.copies, packed.copies, device, device)
+    fn new_buffer(&mut self, rows: usize, cols: usize, is_f32: bool) -> Result<BufferId, BackendError> {
+        let what = format!("a buffer of {rows} x {cols}");
+        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
+        let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
+        let memory = self.device.gpu.allocate(bytes, &what)?;
+        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
+        Ok(BufferId(self.device.buffers.len() as u32 - 1))
     }
 
-    fn move_list(
-        &self,
-        list: &[BlockCopy],
-        offset_words: usize,
-        from: impl Fn(usize) -> u64,
-        to: impl Fn(usize) -> u64,
-    ) -> Result<(), BackendError> {
-        let Some(kv) = &self.device.kv else { return Ok(()) };
-        for run in independent_runs(list) {
-            for layer in 0..kv.num_layers() {
-                let params = MoveParams {
-                    from: from(layer),
-                    to: to(layer),
-                    pairs: self.device.step.address() + 4 * (offset_words + 2 * run.start) as u64,
-                    count: run.len() as u32,
-                    block_units: (kv.layers[layer].block_bytes / 16) as u32,
-                };
-                // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
-                unsafe {
-                    self.device.gpu.launch(self.device.kernels.move_blocks, (256, 1), 256, 0, &params)
-                }?;
-            }
+    /// Uploads a step and moves its blocks.
+    fn begin(&mut self, input: &StepInput) -> Result<(), BackendError> {
+        let slots = self.slots.as_mut().expect("made with the limits, which were checked");
+        let Device { gpu, kernels, kv, step, .. } = &self.device;
+        let slot = &mut slots[self.next_slot];
+        slot.packed = pack(input, slot.step.words_mut())?;
+        gpu.upload(&slot.step, step, 0, 4 * slot.packed.num_words)?;
+        let copies = step.address() + 4 * slot.packed.copies.start as u64;
+        let Some(kv) = kv else { return Ok(()) };
+        if let Some(swapper) = &mut self.swapper {
+            let previous = self.in_flight.back().zip(self.clock.last_end());
+            let previous = previous.map(|(step, done)| {
+                let slot = &slots[step.slot];
+                Previous { words: slot.step.words(), packed: &slot.packed, done }
+            });
+            swapper.start(gpu, kernels, kv, input, previous)?;
         }
-        Ok(())
+        copy_blocks(gpu, kernels, kv, &input.copies, copies)
+    }
+
+    /// A step that failed on its way leaves nothing running that a later one does not know of.
+    fn settle(&self) {
+        let _ = self.device.gpu.synchronize();
+        if let Some(swapper) = &self.swapper {
+            let _ = swapper.synchronize();
+        }
     }
 
     fn launch(
@@ -356,11 +358,19 @@ impl CudaBackend {
     }
 }
 
+/// For profilers: what kind of step it is, and how large.
+fn step_name(input: &StepInput) -> String {
+    let (tokens, samples) = (input.num_tokens(), input.samples.len());
+    let moved = input.swap_out.len() + input.swap_in.len() + input.copies.len();
+    format!("{}: {tokens} tokens, {samples} samples, {moved} blocks moved", input.kind().name())
+}
+
 fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
     let (device, host) = (kv.num_device_blocks() as u32, kv.num_host_blocks() as u32);
     let moves =
         |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
-    let is_within = moves(&input.swap_out, device, host)
+    let is_within = input.swap_out.len() + input.swap_in.len() <= max_swaps(kv.num_host_blocks())
+        && moves(&input.swap_out, device, host)
         && moves(&input.swap_in, host, device)
         && moves(&input.copies, device, device)
         && input.slots.iter().all(|slot| (*slot as usize) < kv.num_slots())
@@ -382,6 +392,10 @@ fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
 impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
         self.device.gpu.properties.info(self.device.gpu.free_bytes())
+    }
+
+    fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
+        self.device.kernels.expect(formats, cache);
     }
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
@@ -442,9 +456,9 @@ impl Backend for CudaBackend {
         let slot = || {
             Ok::<_, BackendError>(Slot {
                 step: gpu.allocate_pinned(step_bytes, "the step")?,
+                packed: Packed::default(),
                 results: gpu.allocate_pinned(result_bytes, "sampling")?,
                 top: gpu.allocate_pinned(top_bytes, "sampling")?,
-                done: Event::new()?,
             })
         };
         self.slots = Some([slot()?, slot()?]);
@@ -455,17 +469,14 @@ impl Backend for CudaBackend {
     }
 
     fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
-        let limits = self.limits.ok_or_else(|| unsupported("a buffer before set_limits"))?;
-        let is_f32 = cols == limits.vocab_size && rows == limits.max_logit_rows;
-        let what = format!("a buffer of {rows} x {cols}");
-        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
-        let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
-        if !is_f32 && !cols.is_multiple_of(8) {
-            return Err(unsupported(format!("{what}: use a multiple of 8 columns")));
+        if !cols.is_multiple_of(8) {
+            return Err(unsupported(format!("a buffer of {rows} x {cols}: use a multiple of 8 columns")));
         }
-        let memory = self.device.gpu.allocate(bytes, &what)?;
-        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
-        Ok(BufferId(self.device.buffers.len() as u32 - 1))
+        self.new_buffer(rows, cols, false)
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(rows, vocab_size, true)
     }
 
     fn create_kv_cache(
@@ -477,8 +488,8 @@ impl Backend for CudaBackend {
         assert!(self.device.kv.is_none(), "create_kv_cache is called once");
         self.device.gpu.bind()?;
         for layer in &spec.layers {
-            if HEAD_DIMS.contains(&layer.head_dim) && spec.dtype != KvDtype::F32 {
-                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype == KvDtype::F16)?;
+            if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&spec.dtype) {
+                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;
             }
         }
         self.device.partials =
@@ -487,6 +498,9 @@ impl Backend for CudaBackend {
         self.device.arrivals =
             self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
+        if num_host_blocks > 0 {
+            self.swapper = Some(Swapper::new(&self.device.gpu, num_host_blocks)?);
+        }
         self.device.gpu.synchronize()
     }
 
@@ -505,6 +519,7 @@ impl Backend for CudaBackend {
             self.launch(bucket, [true, false], &[], program)?;
             self.record((fingerprint, bucket), &[], program)?;
         }
+        self.device.gemm.save_choices();
         self.device.gpu.synchronize()
     }
 
@@ -516,14 +531,9 @@ impl Backend for CudaBackend {
         );
         self.check(input)?;
         let slot = self.next_slot;
-        let packed = {
-            let slots = self.slots.as_mut().expect("made with the limits, which were checked");
-            let packed = pack(input, slots[slot].step.words_mut())?;
-            self.device.gpu.upload(&slots[slot].step, &self.device.step, 0, 4 * packed.num_words)?;
-            packed
-        };
-        self.move_blocks(input, &packed)?;
-        self.run(input, program)?;
+        let _range = self.device.ranges.enter(|| step_name(input));
+        self.clock.start(&self.device.gpu)?;
+        self.begin(input).and_then(|()| self.run(input, program)).inspect_err(|_| self.settle())?;
         let slots = self.slots.as_ref().expect("made with the limits, which were checked");
         let num_samples = input.samples.len();
         self.device.gpu.download(
@@ -534,7 +544,7 @@ impl Backend for CudaBackend {
         if input.samples.iter().any(|sample| sample.num_logprobs.is_some_and(|count| count > 0)) {
             self.device.gpu.download(&self.device.top, &slots[slot].top, 8 * num_samples * MAX_TOP)?;
         }
-        slots[slot].done.record(&self.device.gpu)?;
+        self.clock.end(&self.device.gpu)?;
         self.in_flight.push_back(InFlight { slot, num_samples });
         self.next_slot ^= 1;
         Ok(())
@@ -544,9 +554,13 @@ impl Backend for CudaBackend {
         self.device.gpu.bind()?;
         let step = self.in_flight.pop_front().expect("a step is in flight when its result is collected");
         let slot = &self.slots.as_ref().expect("made before the first step")[step.slot];
-        slot.done.wait()?;
+        self.clock.collect()?;
         unpack(step.num_samples, slot.results.words(), slot.top.words(), output);
         Ok(())
+    }
+
+    fn last_step_span(&self) -> Option<DeviceSpan> {
+        self.clock.last()
     }
 
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {

@@ -5,10 +5,12 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use baton_backend::{BackendError, WeightFormat};
+use baton_backend::{BackendError, KvDtype, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
+
+use crate::kernels::SKINNY_TILES;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const BASIC: &str = include_str!("kernels/basic.cu");
@@ -16,6 +18,7 @@ const PRODUCT: &str = include_str!("kernels/product.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
+const ATTENTION_FP8: &str = include_str!("kernels/attention_fp8.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
 const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
@@ -28,23 +31,27 @@ pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_100"];
 /// Head sizes that the tensor-core attention is made for.
 pub(crate) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 
+/// Types of cache that it is made for.
+pub(crate) const TILED_CACHES: [KvDtype; 3] = [KvDtype::F16, KvDtype::BF16, KvDtype::F8E4M3];
+
 /// One unit of compilation: a text and what is defined in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unit {
     Basic,
     Product(WeightFormat),
-    Skinny,
+    Skinny { tiles: u32 },
     AttentionAny,
-    Attention { head_dim: usize, is_f16: bool },
+    Attention { head_dim: usize, cache: KvDtype },
     Sample,
 }
 
 impl Unit {
     fn every() -> Vec<Self> {
-        let mut units = vec![Self::Basic, Self::Skinny, Self::AttentionAny, Self::Sample];
+        let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
+        units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         units.extend(WeightFormat::ALL.map(Self::Product));
         for head_dim in HEAD_DIMS {
-            units.extend([false, true].map(|is_f16| Self::Attention { head_dim, is_f16 }));
+            units.extend(TILED_CACHES.map(|cache| Self::Attention { head_dim, cache }));
         }
         units
     }
@@ -54,10 +61,16 @@ impl Unit {
             Self::Basic => &[COMMON, BASIC],
             Self::Product(_) => &[COMMON, PRODUCT],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
-            Self::Attention { .. } => {
-                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FEW, ATTENTION_MANY, ATTENTION_WIDE]
-            }
-            Self::Skinny => &[COMMON, SKINNY],
+            Self::Attention { .. } => &[
+                COMMON,
+                ATTENTION_SHARED,
+                ATTENTION_TILE,
+                ATTENTION_FP8,
+                ATTENTION_FEW,
+                ATTENTION_MANY,
+                ATTENTION_WIDE,
+            ],
+            Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Sample => &[COMMON, SAMPLE],
         };
         parts.concat()
@@ -70,10 +83,13 @@ impl Unit {
                 format!("-DBLOCK_LEN={}", format.block_len()),
                 format!("-DBLOCK_BYTES={}", format.block_bytes()),
             ],
-            Self::Attention { head_dim, is_f16 } => {
-                vec![format!("-DHEAD_DIM={head_dim}"), format!("-DIS_F16={}", u8::from(is_f16))]
-            }
-            _ => Vec::new(),
+            Self::Attention { head_dim, cache } => vec![
+                format!("-DHEAD_DIM={head_dim}"),
+                format!("-DIS_F16={}", u8::from(cache != KvDtype::BF16)),
+                format!("-DIS_FP8={}", u8::from(cache == KvDtype::F8E4M3)),
+            ],
+            Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
+            Self::Basic | Self::AttentionAny | Self::Sample => Vec::new(),
         }
     }
 
@@ -81,11 +97,9 @@ impl Unit {
         match self {
             Self::Basic => "basic".to_owned(),
             Self::Product(format) => format!("product {format}"),
-            Self::Skinny => "skinny".to_owned(),
+            Self::Skinny { tiles } => format!("skinny {tiles}"),
             Self::AttentionAny => "attention_any".to_owned(),
-            Self::Attention { head_dim, is_f16 } => {
-                format!("attention {head_dim} {}", if is_f16 { "f16" } else { "bf16" })
-            }
+            Self::Attention { head_dim, cache } => format!("attention {head_dim} {cache:?}"),
             Self::Sample => "sample".to_owned(),
         }
     }
@@ -123,7 +137,7 @@ fn is_elf(bytes: &[u8]) -> bool {
 }
 
 /// Written beside and renamed, so that another process never reads half a file.
-fn store(path: &PathBuf, bytes: &[u8]) {
+pub(crate) fn store(path: &Path, bytes: &[u8]) {
     let Some(dir) = path.parent() else { return };
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let written = fs::create_dir_all(dir)

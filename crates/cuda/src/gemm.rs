@@ -1,22 +1,24 @@
 //! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 in, f32 sums.
 //!
 //! What a shape needs (descriptors, an algorithm) is made when it is first seen and kept. For shapes that will be replayed
-//! many times the algorithm is the fastest of those that cuBLASLt proposes, each timed with cold caches. The workspace is
-//! one, because all work is on one stream.
+//! many times the algorithm is the fastest of those that cuBLASLt proposes, each timed with cold caches, now or in an earlier
+//! run ([`Choices`]). The workspace is one, because all work is on one stream.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::path::Path;
 use std::ptr;
 
 use baton_backend::BackendError;
 use cudarc::cublaslt::{result as lt, sys};
 
+use crate::choices::Choices;
 use crate::gpu::{DeviceMemory, Gpu, Timer};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms that are timed, and how often.
-const NUM_CANDIDATES: usize = 16;
-const NUM_TIMINGS: usize = 3;
+const NUM_CANDIDATES: usize = 32;
+const NUM_TIMINGS: usize = 5;
 
 /// The three matrices of a product, on the device.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +29,7 @@ pub(crate) struct Matrices {
 }
 
 /// A product: sizes, and how the result is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Shape {
     pub(crate) m: usize,
     pub(crate) n: usize,
@@ -43,6 +45,7 @@ pub(crate) struct Gemm {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
     plans: HashMap<Shape, Plan>,
+    choices: Choices,
 }
 
 // SAFETY: a handle may be used from any thread; the backend is used by one at a time.
@@ -65,10 +68,19 @@ fn failed(error: lt::CublasError) -> BackendError {
 }
 
 impl Gemm {
-    pub(crate) fn new(gpu: &Gpu) -> Result<Self, BackendError> {
+    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<&Path>) -> Result<Self, BackendError> {
         gpu.bind()?;
+        // SAFETY: only reads a number.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let choices = Choices::load(cache_dir, &gpu.properties.name, version);
         let workspace = gpu.allocate(WORKSPACE_BYTES, "the workspace of products")?;
-        Ok(Self { handle: lt::create_handle().map_err(failed)?, workspace, plans: HashMap::new() })
+        let handle = lt::create_handle().map_err(failed)?;
+        Ok(Self { handle, workspace, plans: HashMap::new(), choices })
+    }
+
+    /// Keeps what was timed for the next start.
+    pub(crate) fn save_choices(&mut self) {
+        self.choices.save();
     }
 
     /// Adds to the output if `accumulate`. With `scratch`, which is as large as the output and may be it, a new shape's
@@ -85,13 +97,18 @@ impl Gemm {
         scratch: Option<u64>,
     ) -> Result<(), BackendError> {
         if !self.plans.contains_key(&shape) {
-            self.plans.insert(shape, Plan::new(self.handle, &shape).map_err(failed)?);
+            let mut plan = Plan::new(self.handle, &shape).map_err(failed)?;
+            if let Some(data) = self.choices.get(&shape) {
+                plan.adopt(self.handle, sys::cublasLtMatmulAlgo_t { data });
+            }
+            self.plans.insert(shape, plan);
         }
         if let Some(output) = scratch.filter(|_| !self.plans[&shape].is_timed) {
             // SAFETY: by contract.
             let fastest = unsafe { self.fastest(gpu, &self.plans[&shape], Matrices { output, ..matrices }) }?;
             let plan = self.plans.get_mut(&shape).expect("just made");
             (plan.algorithm, plan.is_timed) = (fastest, true);
+            self.choices.insert(shape, fastest.data);
         }
         let plan = &self.plans[&shape];
         // SAFETY: by contract.
@@ -209,6 +226,28 @@ impl Plan {
         let algorithm =
             *candidates.first().ok_or(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))?;
         Ok(Self { description, weight, input, output, algorithm, candidates, is_timed: false })
+    }
+
+    /// Takes an algorithm that was the fastest in an earlier run, if cuBLASLt can run it here.
+    fn adopt(&mut self, handle: sys::cublasLtHandle_t, algorithm: sys::cublasLtMatmulAlgo_t) {
+        // SAFETY: the struct is plain numbers, for which zero is a value.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptors are alive; only the result is written.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle,
+                self.description,
+                self.weight,
+                self.input,
+                self.output,
+                self.output,
+                &raw const algorithm,
+                &raw mut found,
+            )
+        };
+        if status.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES {
+            (self.algorithm, self.is_timed) = (algorithm, true);
+        }
     }
 }
 

@@ -1,16 +1,18 @@
-//! The driver, as little of it as is needed: a context with one stream, memory, launches, graphs.
+//! The driver, as little of it as is needed: a context with the stream of the steps, memory, launches, events.
 //!
 //! Everything `unsafe` about pointers that live on the device is here: a [`DeviceMemory`] knows its size and frees itself.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use baton_backend::BackendError;
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, DriverError};
 
+use crate::clock::from_milliseconds;
 use crate::probe::Properties;
 
 /// Every failure of the driver, with what was being done.
@@ -18,7 +20,7 @@ pub(crate) fn failed(doing: &str) -> impl Fn(DriverError) -> BackendError + '_ {
     move |error| BackendError::Device { cause: format!("{doing}: {error}") }
 }
 
-/// A device with the stream that all its work runs on.
+/// A device with the stream that its steps run on.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     context: Arc<CudaContext>,
@@ -33,20 +35,66 @@ pub(crate) struct Stream(pub(crate) sys::CUstream);
 // SAFETY: a stream may be used from any thread; the backend is used by one at a time.
 unsafe impl Send for Stream {}
 
+impl Stream {
+    /// What is launched from here on starts when everything before the event is done.
+    pub(crate) fn wait_for(self, event: &Event) -> Result<(), BackendError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: stream and event are alive.
+        unsafe { driver::stream::wait_event(self.0, event.0, flags) }
+            .map_err(failed("waiting for another stream"))
+    }
+
+    /// Starts copying `bytes` bytes of pinned memory.
+    pub(crate) fn upload(
+        self,
+        from: &PinnedMemory,
+        to: &DeviceMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "an upload stays within its memory");
+        // SAFETY: both ranges were just checked; the pinned side outlives the copy, which its owner waits for.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.0) }
+            .result()
+            .map_err(failed("copying to the device"))
+    }
+
+    pub(crate) fn synchronize(self) -> Result<(), BackendError> {
+        // SAFETY: the stream is alive.
+        unsafe { driver::stream::synchronize(self.0) }.map_err(failed("waiting for the device"))
+    }
+
+    /// Waits for its work and ends it. Whoever made it calls this once, last.
+    pub(crate) fn destroy(self) {
+        let _ = self.synchronize();
+        // SAFETY: by the above. Failing (no context any more) leaves nothing behind.
+        let _ = unsafe { driver::stream::destroy(self.0) };
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(pub(crate) sys::CUfunction);
 // SAFETY: as for `Stream`.
 unsafe impl Send for Function {}
 
+fn new_stream() -> Result<Stream, BackendError> {
+    let kind = driver::stream::StreamKind::NonBlocking;
+    driver::stream::create(kind).map(Stream).map_err(failed("making a stream"))
+}
+
 impl Gpu {
     pub(crate) fn new(properties: Properties) -> Result<Self, BackendError> {
         let context = CudaContext::new(properties.ordinal).map_err(failed("making a context"))?;
-        // SAFETY: all work is on one stream of ours; nothing relies on cudarc's own ordering.
+        // SAFETY: all work is on streams of ours; nothing relies on cudarc's own ordering.
         unsafe { context.disable_event_tracking() };
-        let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
-            .map_err(failed("making a stream"))?;
         let overlaps_launches = properties.capability.0 >= 9;
-        Ok(Self { context, stream: Stream(stream), properties, overlaps_launches })
+        Ok(Self { stream: new_stream()?, context, properties, overlaps_launches })
+    }
+
+    /// Another stream, which runs beside that of the steps.
+    pub(crate) fn new_stream(&self) -> Result<Stream, BackendError> {
+        self.bind()?;
+        new_stream()
     }
 
     /// Makes this device the current one of the calling thread, which may not be the one it was made on.
@@ -97,13 +145,7 @@ impl Gpu {
         offset: usize,
         bytes: usize,
     ) -> Result<(), BackendError> {
-        assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "an upload stays within its memory");
-        // SAFETY: both ranges were just checked; the pinned side outlives the copy, which its owner waits for.
-        unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.stream.0)
-        }
-        .result()
-        .map_err(failed("copying to the device"))
+        self.stream.upload(from, to, offset, bytes)
     }
 
     pub(crate) fn download(
@@ -121,16 +163,30 @@ impl Gpu {
 
     pub(crate) fn synchronize(&self) -> Result<(), BackendError> {
         self.bind()?;
-        // SAFETY: the stream lives as long as this.
-        unsafe { driver::stream::synchronize(self.stream.0) }.map_err(failed("waiting for the device"))
+        self.stream.synchronize()
     }
 
-    /// Launches a kernel whose only argument is the struct `params`.
+    /// Launches a kernel whose only argument is the struct `params`, as part of the step.
     ///
     /// # Safety
     /// `params` must be the struct that the kernel declares, and its pointers good for what the kernel does with them.
     pub(crate) unsafe fn launch<P>(
         &self,
+        function: Function,
+        grid: (u32, u32),
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), BackendError> {
+        // SAFETY: by contract.
+        unsafe { self.launch_on(self.stream, function, grid, threads, shared_bytes, params) }
+    }
+
+    /// # Safety
+    /// As for `launch`.
+    pub(crate) unsafe fn launch_on<P>(
+        &self,
+        stream: Stream,
         function: Function,
         grid: (u32, u32),
         threads: u32,
@@ -150,7 +206,7 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
-            hStream: self.stream.0,
+            hStream: stream.0,
             attrs: &raw mut attribute,
             numAttrs: u32::from(self.overlaps_launches),
         };
@@ -167,10 +223,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            // SAFETY: the stream is ours and nobody uses it any more.
-            let _ = unsafe { driver::stream::synchronize(self.stream.0) };
-            // SAFETY: as above.
-            let _ = unsafe { driver::stream::destroy(self.stream.0) };
+            self.stream.destroy();
         }
     }
 }
@@ -258,7 +311,7 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// A point in the stream that the host can wait for.
+/// A point in a stream that the host or another stream can wait for.
 #[derive(Debug)]
 pub(crate) struct Event(sys::CUevent);
 // SAFETY: as for `Stream`.
@@ -271,9 +324,36 @@ impl Event {
             .map_err(failed("making an event"))
     }
 
+    /// One that knows when it was reached.
+    pub(crate) fn timed() -> Result<Self, BackendError> {
+        driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map(Self)
+            .map_err(failed("making an event"))
+    }
+
+    /// How long after another timed event it was reached; both must be.
+    pub(crate) fn since(&self, earlier: &Self) -> Result<Duration, BackendError> {
+        // SAFETY: both events are alive; the driver checks the rest.
+        let milliseconds = unsafe { driver::event::elapsed(earlier.0, self.0) };
+        milliseconds.map(from_milliseconds).map_err(failed("reading a timer"))
+    }
+
     pub(crate) fn record(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        self.record_on(gpu.stream)
+    }
+
+    pub(crate) fn record_on(&self, stream: Stream) -> Result<(), BackendError> {
         // SAFETY: event and stream are alive.
-        unsafe { driver::event::record(self.0, gpu.stream.0) }.map_err(failed("recording an event"))
+        unsafe { driver::event::record(self.0, stream.0) }.map_err(failed("recording an event"))
+    }
+
+    pub(crate) fn is_done(&self) -> Result<bool, BackendError> {
+        // SAFETY: the event is alive.
+        match unsafe { driver::event::query(self.0) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(failed("asking for an event")(error)),
+        }
     }
 
     pub(crate) fn wait(&self) -> Result<(), BackendError> {
@@ -298,12 +378,7 @@ pub(crate) struct Timer {
 
 impl Timer {
     pub(crate) fn new() -> Result<Self, BackendError> {
-        let event = || {
-            driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-                .map(Event)
-                .map_err(failed("making an event"))
-        };
-        Ok(Self { start: event()?, end: event()? })
+        Ok(Self { start: Event::timed()?, end: Event::timed()? })
     }
 
     pub(crate) fn start(&self, gpu: &Gpu) -> Result<(), BackendError> {

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 
-use baton_backend::{BackendError, WeightFormat};
+use baton_backend::{BackendError, KvDtype, KvSpec, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
-use crate::compile::{Unit, architecture, cubin};
+use crate::compile::{HEAD_DIMS, TILED_CACHES, Unit, architecture, cubin};
 use crate::gpu::{Function, Gpu, failed};
 
 /// Activation rows that one launch of a product kernel takes, in the order of [`Products::plain`].
@@ -16,8 +17,7 @@ pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
 
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    architecture: String,
-    cache_dir: Option<PathBuf>,
+    compiler: Compiler,
     modules: Vec<Module>,
     pub(crate) norm: Function,
     pub(crate) rope_and_cache: Function,
@@ -27,13 +27,14 @@ pub(crate) struct Kernels {
     pub(crate) softcap: Function,
     pub(crate) move_blocks: Function,
     pub(crate) fill_random: Function,
-    pub(crate) skinny: Skinny,
+    /// There with the first bf16 weight.
+    skinny: Option<Skinny>,
     pub(crate) attention_any: Function,
     pub(crate) merge_partials: Function,
     pub(crate) sample_prepare: Function,
     pub(crate) sample_choose: Function,
     products: HashMap<WeightFormat, Products>,
-    attention: HashMap<(usize, bool), TiledAttention>,
+    attention: HashMap<(usize, KvDtype), TiledAttention>,
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
@@ -85,26 +86,16 @@ struct Module(sys::CUmodule);
 unsafe impl Send for Module {}
 
 impl Kernels {
-    /// Compiles what every model needs, in parallel; the rest comes with the weights and the cache.
+    /// Compiles what every model needs; the rest comes with the weights and the cache.
     pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Result<Self, BackendError> {
         let architecture = architecture(gpu.properties.capability);
-        let units =
-            [Unit::Basic, Unit::AttentionAny, Unit::Sample, Unit::Product(WeightFormat::BF16), Unit::Skinny];
-        let codes = std::thread::scope(|scope| {
-            let (architecture, cache_dir) = (&architecture, cache_dir.as_deref());
-            let start = |unit| scope.spawn(move || cubin(unit, architecture, cache_dir));
-            let jobs = units.map(start);
-            jobs.map(|job| job.join().expect("compiling a kernel does not panic"))
-        });
-        let [basic, attention, sample, product, skinny] = codes;
-        let (basic, attention, sample, product, skinny) = (
-            Module::load(&basic?)?,
-            Module::load(&attention?)?,
-            Module::load(&sample?)?,
-            Module::load(&product?)?,
-            Module::load(&skinny?)?,
-        );
-        let products = HashMap::from([(WeightFormat::BF16, product.products()?)]);
+        let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
+        let units = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
+        for unit in units {
+            compiler.start(unit);
+        }
+        let [basic, attention, sample] = units.map(|unit| compiler.load(unit));
+        let (basic, attention, sample) = (basic?, attention?, sample?);
         Ok(Self {
             norm: basic.function("row_norm")?,
             rope_and_cache: basic.function("rope_and_cache")?,
@@ -114,58 +105,92 @@ impl Kernels {
             softcap: basic.function("softcap")?,
             move_blocks: basic.function("move_blocks")?,
             fill_random: basic.function("fill_random")?,
-            skinny: skinny.skinny()?,
+            skinny: None,
             attention_any: attention.function("attention_any")?,
             merge_partials: attention.function("merge_partials")?,
             sample_prepare: sample.function("sample_prepare")?,
             sample_choose: sample.function("sample_choose")?,
-            products,
+            products: HashMap::new(),
             attention: HashMap::new(),
-            modules: vec![basic, attention, sample, product, skinny],
-            architecture,
-            cache_dir,
+            modules: vec![basic, attention, sample],
+            compiler,
         })
+    }
+
+    /// Starts to compile what will be asked for.
+    pub(crate) fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
+        for format in formats {
+            self.compiler.start(Unit::Product(*format));
+            if *format == WeightFormat::BF16 {
+                for tiles in SKINNY_TILES {
+                    self.compiler.start(Unit::Skinny { tiles });
+                }
+            }
+        }
+        for layer in &cache.layers {
+            if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&cache.dtype) {
+                self.compiler.start(Unit::Attention { head_dim: layer.head_dim, cache: cache.dtype });
+            }
+        }
     }
 
     /// Makes the kernels of a weight format ready. Called when a weight is loaded.
     pub(crate) fn prepare_format(&mut self, format: WeightFormat) -> Result<(), BackendError> {
-        if !self.products.contains_key(&format) {
-            let module = self.load(Unit::Product(format))?;
-            self.products.insert(format, module.products()?);
-            self.modules.push(module);
+        if self.products.contains_key(&format) {
+            return Ok(());
+        }
+        let module = self.compiler.load(Unit::Product(format))?;
+        self.products.insert(format, module.products()?);
+        self.modules.push(module);
+        if format == WeightFormat::BF16 {
+            let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles }));
+            let modules = [one?, two?];
+            self.skinny = Some(Skinny::find(&modules)?);
+            self.modules.extend(modules);
         }
         Ok(())
     }
 
+    pub(crate) fn skinny(&self) -> &Skinny {
+        self.skinny.as_ref().expect("loaded with the first bf16 weight")
+    }
+
     /// Makes the tensor-core attention of a head size ready. Called when the KV cache is made.
-    pub(crate) fn prepare_attention(&mut self, head_dim: usize, is_f16: bool) -> Result<(), BackendError> {
-        if !self.attention.contains_key(&(head_dim, is_f16)) {
-            let module = self.load(Unit::Attention { head_dim, is_f16 })?;
+    pub(crate) fn prepare_attention(&mut self, head_dim: usize, cache: KvDtype) -> Result<(), BackendError> {
+        if !self.attention.contains_key(&(head_dim, cache)) {
+            let module = self.compiler.load(Unit::Attention { head_dim, cache })?;
             let row_bytes = head_dim as u32 * 2;
             // As `attention_few.cu` and `attention_many.cu` lay it out: rings of keys and values, and beside them the sums
-            // of four warps for eight rows, or 128 rows of queries.
-            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 };
+            // of four warps for eight rows, or 128 rows of queries and what a cache of eight bits is converted to.
+            let is_fp8 = cache == KvDtype::F8E4M3;
+            let raw_bytes = if is_fp8 { row_bytes / 2 } else { row_bytes };
+            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 } * (row_bytes / raw_bytes);
             let (many_stages, many_keys) = match head_dim {
                 64 => (3, 32),
                 128 => (3, 64),
                 _ => (2, 16),
             };
+            let many_places = match head_dim {
+                _ if !is_fp8 => 0,
+                256 => 1,
+                _ => 2,
+            };
             // `attention_wide.cu`: two buffers of queries, four stages of 64 keys.
-            let is_wide = self.architecture == "sm_90a" && head_dim == 128;
+            let is_wide = self.compiler.architecture == "sm_90a" && head_dim == 128 && !is_fp8;
             let tiled = TiledAttention {
                 few: module.function("attention_few")?,
-                few_shared_bytes: 4 * few_stages * 2 * 16 * row_bytes + 4 * 8 * head_dim as u32 * 4,
+                few_shared_bytes: 4 * few_stages * 2 * 16 * raw_bytes + 4 * 8 * head_dim as u32 * 4,
                 many: module.function(if is_wide { "attention_wide" } else { "attention_many" })?,
                 many_shared_bytes: if is_wide {
                     (2 * 128 + 4 * 2 * 64) * row_bytes
                 } else {
-                    (128 + many_stages * 2 * many_keys) * row_bytes
+                    (128 + many_places * 2 * many_keys) * row_bytes + many_stages * 2 * many_keys * raw_bytes
                 },
                 many_threads: if is_wide { 384 } else { 256 },
             };
             allow_shared(tiled.few, tiled.few_shared_bytes)?;
             allow_shared(tiled.many, tiled.many_shared_bytes)?;
-            self.attention.insert((head_dim, is_f16), tiled);
+            self.attention.insert((head_dim, cache), tiled);
             self.modules.push(module);
         }
         Ok(())
@@ -175,12 +200,32 @@ impl Kernels {
         self.products[&format]
     }
 
-    pub(crate) fn tiled_attention(&self, head_dim: usize, is_f16: bool) -> Option<TiledAttention> {
-        self.attention.get(&(head_dim, is_f16)).copied()
+    pub(crate) fn tiled_attention(&self, head_dim: usize, cache: KvDtype) -> Option<TiledAttention> {
+        self.attention.get(&(head_dim, cache)).copied()
+    }
+}
+
+/// Compiles units, each on a thread of its own.
+#[derive(Debug)]
+struct Compiler {
+    architecture: String,
+    cache_dir: Option<PathBuf>,
+    /// What is being compiled, or ready to be loaded.
+    jobs: HashMap<Unit, JoinHandle<Result<Vec<u8>, BackendError>>>,
+}
+
+impl Compiler {
+    fn start(&mut self, unit: Unit) {
+        let (architecture, cache_dir) = (self.architecture.clone(), self.cache_dir.clone());
+        self.jobs
+            .entry(unit)
+            .or_insert_with(|| std::thread::spawn(move || cubin(unit, &architecture, cache_dir.as_deref())));
     }
 
-    fn load(&self, unit: Unit) -> Result<Module, BackendError> {
-        Module::load(&cubin(unit, &self.architecture, self.cache_dir.as_deref())?)
+    fn load(&mut self, unit: Unit) -> Result<Module, BackendError> {
+        self.start(unit);
+        let job = self.jobs.remove(&unit).expect("just started");
+        Module::load(&job.join().expect("compiling a kernel does not panic")?)
     }
 }
 
@@ -215,23 +260,24 @@ impl Module {
     }
 }
 
-impl Module {
-    fn skinny(&self) -> Result<Skinny, BackendError> {
+impl Skinny {
+    /// `modules` are those of [`SKINNY_TILES`].
+    fn find(modules: &[Module; 2]) -> Result<Self, BackendError> {
         let all = |name: &str, warps: u32| -> Result<SkinnyKernels, BackendError> {
             // As in `skinny.cu`: stages of 2 KiB a warp.
             let shared_bytes = warps * (if warps == 16 { 2 } else { 3 }) * 2048;
-            let both = |tiles: u32| {
-                let plain = self.function(&format!("{name}_{tiles}x{warps}"))?;
-                let normed = self.function(&format!("normed_{name}_{tiles}x{warps}"))?;
+            let both = |module: &Module| {
+                let plain = module.function(&format!("{name}_{warps}"))?;
+                let normed = module.function(&format!("normed_{name}_{warps}"))?;
                 for function in [plain, normed] {
                     allow_shared(function, shared_bytes)?;
                 }
                 Ok::<_, BackendError>([plain, normed])
             };
-            let [one, two] = SKINNY_TILES.map(both);
-            Ok(SkinnyKernels { functions: [one?, two?], threads: 32 * warps, shared_bytes })
+            let functions = [both(&modules[0])?, both(&modules[1])?];
+            Ok(SkinnyKernels { functions, threads: 32 * warps, shared_bytes })
         };
-        Ok(Skinny {
+        Ok(Self {
             linear: all("linear", 16)?,
             logits: all("logits", 16)?,
             gated: all("gated", 16)?,

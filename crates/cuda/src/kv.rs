@@ -70,12 +70,17 @@ impl KvCache {
         self.layers.len()
     }
 
+    pub(crate) fn dtype(&self) -> KvDtype {
+        self.spec.dtype
+    }
+
     /// As the kernels number it.
     pub(crate) fn cache_type(&self) -> u32 {
         match self.spec.dtype {
             KvDtype::F32 => 0,
             KvDtype::F16 => 1,
             KvDtype::BF16 => 2,
+            KvDtype::F8E4M3 => 3,
         }
     }
 

@@ -13,9 +13,11 @@
 //! for few rows our own kernels read them as they are (bf16 on tensor cores, fused with norms, rotary embedding and
 //! activations), larger products go to cuBLASLt, which gets what is not bf16 converted piece by piece.
 //!
-//! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile` and `gemm`.
+//! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile`, `gemm` and `ranges`.
 
 mod backend;
+mod choices;
+mod clock;
 mod compile;
 mod gemm;
 mod gpu;
@@ -28,7 +30,9 @@ mod pack;
 mod params;
 mod probe;
 mod products;
+mod ranges;
 mod skinny;
+mod swap;
 mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};

@@ -49,8 +49,10 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
 
 impl Run<'_> {
     /// Runs an op unless an earlier one failed.
-    fn guard(&mut self, op: impl FnOnce(&mut Self) -> Result<(), BackendError>) {
+    fn guard(&mut self, name: &str, op: impl FnOnce(&mut Self) -> Result<(), BackendError>) {
         if self.failure.is_none() {
+            // Of a recorded step only the whole is launched.
+            let _range = (!self.is_recording).then(|| self.device.ranges.enter(|| name.to_owned()));
             self.failure = op(self).err();
         }
     }
@@ -300,7 +302,7 @@ impl Run<'_> {
                 * properties.num_multiprocessors
         };
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
-        match kernels.tiled_attention(spec.head_dim, kv.cache_type() == 1).filter(|_| kv.cache_type() != 0) {
+        match kernels.tiled_attention(spec.head_dim, kv.dtype()) {
             // SAFETY: see above.
             None => unsafe {
                 let blocks = 8 * properties.num_multiprocessors;
@@ -395,34 +397,34 @@ impl Run<'_> {
 
 impl Ops for Run<'_> {
     fn embed(&mut self, op: &Embed) {
-        self.guard(|run| run.try_embed(op));
+        self.guard("embed", |run| run.try_embed(op));
     }
 
     fn norm(&mut self, op: &NormOp) {
-        self.guard(|run| run.try_norm(op));
+        self.guard("norm", |run| run.try_norm(op));
     }
 
     fn linear(&mut self, op: &Linear) {
-        self.guard(|run| run.try_linear(op));
+        self.guard("linear", |run| run.try_linear(op));
     }
 
     fn gated_linear(&mut self, op: &GatedLinear) {
-        self.guard(|run| run.try_gated(op));
+        self.guard("gated_linear", |run| run.try_gated(op));
     }
 
     fn qkv(&mut self, op: &Qkv) {
-        self.guard(|run| run.try_qkv(op));
+        self.guard("qkv", |run| run.try_qkv(op));
     }
 
     fn attention(&mut self, op: &Attention) {
-        self.guard(|run| run.try_attention(op));
+        self.guard("attention", |run| run.try_attention(op));
     }
 
     fn logits(&mut self, op: &Logits) {
-        self.guard(|run| run.try_logits(op));
+        self.guard("logits", |run| run.try_logits(op));
     }
 
     fn sample(&mut self, logits: BufferId) {
-        self.guard(|run| run.try_sample(logits));
+        self.guard("sample", |run| run.try_sample(logits));
     }
 }

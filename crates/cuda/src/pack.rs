@@ -1,7 +1,9 @@
 //! A step as one array of 32-bit words: a header with counts and word offsets, then all arrays, as dense as they come.
 //! `common.cuh` declares the same header. Kernels find the arrays through it, so a recorded launch fits every step.
 
-use baton_backend::{AttentionPlan, BackendError, BlockCopy, SampleRow, StepInput, StepLimits};
+use std::ops::Range;
+
+use baton_backend::{AttentionPlan, BackendError, SampleRow, StepInput, StepLimits};
 
 /// Attention kinds that a step may have.
 pub(crate) const MAX_PLANS: usize = 8;
@@ -28,13 +30,14 @@ pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize 
         + SPARE_WORDS
 }
 
-/// Where the lists of block moves lie, in words.
-#[derive(Clone, Copy, Debug, Default)]
+/// Where the lists lie that tell which blocks a step touches, in words.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Packed {
     pub(crate) num_words: usize,
-    pub(crate) swap_out: usize,
-    pub(crate) swap_in: usize,
-    pub(crate) copies: usize,
+    pub(crate) slots: Range<usize>,
+    pub(crate) pages: Range<usize>,
+    /// Pairs.
+    pub(crate) copies: Range<usize>,
 }
 
 struct Writer<'a> {
@@ -65,10 +68,6 @@ impl Writer<'_> {
         self.len = end;
         Some(start as u32)
     }
-
-    fn moves(&mut self, list: &[BlockCopy]) -> Option<u32> {
-        self.extend(list.iter().flat_map(|copy| [copy.from, copy.to]))
-    }
 }
 
 /// Writes the step to `words`.
@@ -83,6 +82,10 @@ pub(crate) fn pack(input: &StepInput, words: &mut [u32]) -> Result<Packed, Backe
             "a step with so many pages, penalised tokens and biases: lower --max-num-seqs or --max-model-len"
                 .to_owned(),
     })
+}
+
+fn range(start: u32, len: usize) -> Range<usize> {
+    start as usize..start as usize + len
 }
 
 fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
@@ -105,9 +108,7 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
     )?;
     let biases =
         writer.extend(input.biases.iter().flat_map(|(token_id, bias)| [*token_id, bias.to_bits()]))?;
-    let swap_out = writer.moves(&input.swap_out)?;
-    let swap_in = writer.moves(&input.swap_in)?;
-    let copies = writer.moves(&input.copies)?;
+    let copies = writer.extend(input.copies.iter().flat_map(|copy| [copy.from, copy.to]))?;
     for (number, plan) in input.attention.iter().enumerate() {
         let items = writer.extend(plan.items.iter().flat_map(|item| {
             [item.query_start, item.num_queries, item.pages_start, item.kv_start, item.kv_len, item.partial]
@@ -128,17 +129,14 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
     }
     let masks = writer.extend(input.masks.iter().copied())?;
     let counts = [input.num_tokens() as u32, input.logit_rows.len() as u32, input.samples.len() as u32];
-    let offsets = [
-        token_ids, positions, slots, pages, logit_rows, samples, history, biases, swap_out, swap_in, copies,
-        masks,
-    ];
+    let offsets = [token_ids, positions, slots, pages, logit_rows, samples, history, biases, copies, masks];
     writer.words[..3].copy_from_slice(&counts);
-    writer.words[3..15].copy_from_slice(&offsets);
+    writer.words[3..13].copy_from_slice(&offsets);
     Some(Packed {
         num_words: writer.len,
-        swap_out: swap_out as usize,
-        swap_in: swap_in as usize,
-        copies: copies as usize,
+        slots: range(slots, input.slots.len()),
+        pages: range(pages, input.pages.len()),
+        copies: range(copies, 2 * input.copies.len()),
     })
 }
 

@@ -153,6 +153,15 @@ pub(crate) struct SkinnyParams {
 }
 
 #[repr(C)]
+pub(crate) struct MoveParams {
+    pub(crate) from: Address,
+    pub(crate) to: Address,
+    pub(crate) pairs: Address,
+    pub(crate) count: u32,
+    pub(crate) block_units: u32,
+}
+
+#[repr(C)]
 pub(crate) struct FillParams {
     pub(crate) output: Address,
     pub(crate) count: u64,

@@ -64,7 +64,7 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny.linear, params.num_rows.div_ceil(16), &params)
+        self.launch_skinny(&self.device.kernels.skinny().linear, params.num_rows.div_ceil(16), &params)
     }
 
     pub(crate) fn skinny_gated(&self, op: &GatedLinear) -> Result<bool, BackendError> {
@@ -84,7 +84,7 @@ impl Run<'_> {
             activation: activation_number(op.activation),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny.gated, width / 8, &params)
+        self.launch_skinny(&self.device.kernels.skinny().gated, width / 8, &params)
     }
 
     /// Rotates whole heads of the half style only, and norms no heads.
@@ -122,7 +122,7 @@ impl Run<'_> {
         let blocks = params.num_rows / 16;
         // Two large blocks fit a multiprocessor. Three halves of a round would take two.
         let round = 2 * device.gpu.properties.num_multiprocessors;
-        let skinny = &device.kernels.skinny;
+        let skinny = device.kernels.skinny();
         let kernels = if (round + 1..2 * round).contains(&blocks) { &skinny.small_qkv } else { &skinny.qkv };
         self.launch_skinny(kernels, blocks, &params)
     }
@@ -142,6 +142,6 @@ impl Run<'_> {
             softcap: op.softcap.unwrap_or(0.0),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny.logits, params.num_rows.div_ceil(16), &params)
+        self.launch_skinny(&self.device.kernels.skinny().logits, params.num_rows.div_ceil(16), &params)
     }
 }

@@ -44,6 +44,8 @@ pub struct Engine {
     next_request_id: u64,
     num_steps: u64,
     last_failure: Option<String>,
+    /// How long the device worked, where it tells.
+    device_busy: Option<Duration>,
     pub(crate) notes: StepNotes,
 }
 
@@ -54,6 +56,8 @@ pub struct EngineStats {
     pub scheduler: SchedStats,
     /// Why the last failed step failed.
     pub last_failure: Option<String>,
+    /// How long the device has worked on steps so far; none where it does not tell.
+    pub device_busy_s: Option<f64>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -98,6 +102,7 @@ impl Engine {
                 BackendError::OutOfMemory { what, needed_bytes, free_bytes: device.free_bytes }.into()
             );
         }
+        backend.expect(&weights.formats()?, &kv_spec);
         let decoder = Decoder::load(&model, &*weights, &mut *backend, &limits, progress)?;
         let device = backend.device();
         let memory = MemoryPlan::new(
@@ -144,7 +149,7 @@ impl Engine {
         let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config.deterministic);
         let runner =
             Runner::new(block_size, model.attention_kinds(), cut, model.eos_token_ids.clone(), config.seed);
-        let stats = EngineStats { num_steps: 0, scheduler: scheduler.stats(), last_failure: None };
+        let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
         Ok(Self {
             notes: StepNotes::new(stats),
             backend,
@@ -161,6 +166,7 @@ impl Engine {
             next_request_id: 0,
             num_steps: 0,
             last_failure: None,
+            device_busy: None,
         })
     }
 
@@ -266,6 +272,10 @@ impl Engine {
         self.num_steps += 1;
         self.notes.enter(Phase::Wait);
         let collected = self.backend.collect(&mut self.output);
+        if let Some(span) = self.backend.last_step_span().filter(|_| collected.is_ok()) {
+            *self.device_busy.get_or_insert_default() += span.end.saturating_duration_since(span.start);
+            self.notes.computed(&plan, span);
+        }
         self.notes.enter(Phase::Apply);
         match collected {
             Ok(()) => match self.pooled_rows(&plan) {
@@ -396,6 +406,7 @@ impl Engine {
             num_steps: self.num_steps,
             scheduler: self.scheduler.stats(),
             last_failure: self.last_failure.clone(),
+            device_busy_s: self.device_busy.map(|busy| busy.as_secs_f64()),
         }
     }
 

@@ -24,5 +24,5 @@ pub use engine::{Engine, EngineStats};
 pub use error::EngineError;
 pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
-pub use observe::{Beat, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
+pub use observe::{Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
 pub use outbox::{OutputReceiver, RequestTimes};

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_backend::DeviceSpan;
 use baton_core::RequestId;
 
 use crate::EngineStats;
@@ -138,6 +139,21 @@ pub struct StepReport {
     pub num_seqs: usize,
 }
 
+impl StepReport {
+    fn new(plan: &baton_sched::Plan) -> Self {
+        Self { step: plan.step, num_tokens: plan.num_tokens(), num_seqs: plan.seqs.len() }
+    }
+}
+
+/// A step that the device has computed.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceReport {
+    pub step: StepReport,
+    /// Every sequence of it had one token.
+    pub is_decode: bool,
+    pub span: DeviceSpan,
+}
+
 /// One turn of the loop: it may hand over a step while it waits for an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnReport<'a> {
@@ -145,6 +161,8 @@ pub struct TurnReport<'a> {
     pub num_steps: u64,
     pub num_tokens: usize,
     pub spans: &'a [Span],
+    /// Steps whose results came in this turn, where the device tells when it worked on them.
+    pub device: &'a [DeviceReport],
 }
 
 /// New tokens of one request.
@@ -182,6 +200,7 @@ pub(crate) struct StepNotes {
     /// Requests in the plans of this turn, and when they were planned.
     pub(crate) scheduled: Vec<(RequestId, Instant)>,
     pub(crate) steps: Vec<StepReport>,
+    device: Vec<DeviceReport>,
 }
 
 impl StepNotes {
@@ -191,6 +210,7 @@ impl StepNotes {
             spans: Vec::new(),
             scheduled: Vec::new(),
             steps: Vec::new(),
+            device: Vec::new(),
         }
     }
 
@@ -207,11 +227,16 @@ impl StepNotes {
     pub(crate) fn planned(&mut self, plan: &baton_sched::Plan) {
         let now = Instant::now();
         self.scheduled.extend(plan.seqs.iter().map(|seq| (seq.request_id, now)));
-        let report = StepReport { step: plan.step, num_tokens: plan.num_tokens(), num_seqs: plan.seqs.len() };
+        let report = StepReport::new(plan);
         self.steps.push(report);
         self.pulse.step.store(plan.step, Ordering::Relaxed);
         self.pulse.num_tokens.store(report.num_tokens as u64, Ordering::Relaxed);
         self.pulse.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn computed(&mut self, plan: &baton_sched::Plan, span: DeviceSpan) {
+        let step = StepReport::new(plan);
+        self.device.push(DeviceReport { step, is_decode: step.num_tokens == step.num_seqs, span });
     }
 
     /// Ends the turn: hands it to the observer and starts the next.
@@ -220,7 +245,7 @@ impl StepNotes {
             last.end = Instant::now();
         }
         let num_tokens = self.steps.iter().map(|step| step.num_tokens).sum();
-        observer.turn(&TurnReport { num_steps, num_tokens, spans: &self.spans });
+        observer.turn(&TurnReport { num_steps, num_tokens, spans: &self.spans, device: &self.device });
         self.clear();
     }
 
@@ -229,5 +254,6 @@ impl StepNotes {
         self.spans.clear();
         self.scheduled.clear();
         self.steps.clear();
+        self.device.clear();
     }
 }

@@ -1,6 +1,6 @@
 //! Where weights come from, seen by the decoder: names to tensors.
 
-use baton_backend::Tensor;
+use baton_backend::{Tensor, WeightFormat};
 
 use crate::ModelError;
 
@@ -12,4 +12,16 @@ pub trait WeightSource: Send + Sync + std::fmt::Debug {
     fn names(&self) -> Vec<String>;
     /// Bytes of all tensors together.
     fn total_bytes(&self) -> u64;
+
+    /// Every format that a matrix has.
+    fn formats(&self) -> Result<Vec<WeightFormat>, ModelError> {
+        let mut formats = Vec::new();
+        for name in self.names() {
+            let matrix = self.tensor(&name)?.filter(|tensor| tensor.rows() > 1);
+            if let Some(matrix) = matrix.filter(|matrix| !formats.contains(&matrix.format())) {
+                formats.push(matrix.format());
+            }
+        }
+        Ok(formats)
+    }
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 pub enum Row {
     Engine = 1,
     Text = 2,
+    Device = 3,
 }
 
 pub struct Trace {
@@ -30,7 +31,8 @@ impl Trace {
         let trace = Self { origin: Instant::now(), out: Mutex::new(BufWriter::new(out)) };
         trace.write(format_args!(
             "[{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":1,\"args\":{{\"name\":\"engine\"}}}},\n\
-             {{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":2,\"args\":{{\"name\":\"text\"}}}}"
+             {{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":2,\"args\":{{\"name\":\"text\"}}}},\n\
+             {{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":3,\"args\":{{\"name\":\"device\"}}}}"
         ));
         trace
     }
@@ -86,8 +88,9 @@ mod tests {
         trace.span(Row::Engine, "wait", start, start + Duration::from_micros(250), 7, 64);
         drop(trace);
         let events: serde_json::Value = serde_json::from_slice(&file.0.lock().unwrap()).expect("JSON");
-        assert_eq!(events[2]["name"], "wait");
-        assert_eq!(events[2]["dur"], 250.0);
-        assert_eq!(events[2]["args"]["num_tokens"], 64);
+        assert_eq!(events[2]["args"]["name"], "device");
+        assert_eq!(events[3]["name"], "wait");
+        assert_eq!(events[3]["dur"], 250.0);
+        assert_eq!(events[3]["args"]["num_tokens"], 64);
     }
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::{BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput};
+use crate::{BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput, e4m3_from_f32, e4m3_to_f32};
 
 #[derive(Debug)]
 pub(super) struct KvCache {
@@ -111,5 +111,6 @@ fn round_to(dtype: KvDtype, value: f32) -> f32 {
         KvDtype::F32 => value,
         KvDtype::F16 => f16::from_f32(value).to_f32(),
         KvDtype::BF16 => bf16::from_f32(value).to_f32(),
+        KvDtype::F8E4M3 => e4m3_to_f32(e4m3_from_f32(value)),
     }
 }

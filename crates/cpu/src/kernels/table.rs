@@ -173,7 +173,7 @@ macro_rules! table {
                     quant_panels::<formats::Q6K>,
                     quant_panels::<formats::Iq4Nl>,
                 ],
-                // In the order of `KvDtype`.
+                // In the order of `KvDtype`, whose last one has no kernels here.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
                 merge,
                 norm_row,

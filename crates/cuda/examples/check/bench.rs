@@ -4,14 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use baton_backend::{
-    Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, Linear, Logits, NormOp, Ops, PlannerOptions,
-    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split,
-    plan_attention,
+    Attention, Backend, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, PlannerOptions, Program,
+    Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split, plan_attention,
 };
 use baton_cuda::CudaBackend;
 use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
 
-use crate::backend;
+use crate::{backend, kv_dtype};
 
 const NUM_STEPS: usize = 128;
 const BLOCK_SIZE: usize = 16;
@@ -129,7 +128,7 @@ fn load(model: &Path, max_batch: usize, max_len: usize) -> Loaded {
     let start = Instant::now();
     let weights = files.weights().expect("weights");
     let decoder = Decoder::load(&config, &*weights, &mut cuda, &limits, &mut |_| ()).expect("loads");
-    let spec = config.kv_spec(KvDtype::BF16, BLOCK_SIZE);
+    let spec = config.kv_spec(kv_dtype(), BLOCK_SIZE);
     let pages = max_batch * max_model_len.div_ceil(BLOCK_SIZE);
     cuda.create_kv_cache(&spec, pages, 0).expect("the KV cache fits");
     let seconds = start.elapsed().as_secs_f64();
@@ -177,7 +176,7 @@ pub fn attention(model: &Path, shapes: &[(usize, usize)]) {
         state.prefill(cuda, &Some { decoder, part: Part::NoAttention }, context, 1);
         let only = Some { decoder, part: Part::OnlyAttention };
         let seconds = state.decode(cuda, &only, context) / layers;
-        let token_bytes = 4.0 * (config.num_kv_heads * config.head_dim) as f64;
+        let token_bytes = (2 * kv_dtype().bytes() * config.num_kv_heads * config.head_dim) as f64;
         let bytes = batch as f64 * (context as f64 + NUM_STEPS as f64 / 2.0) * token_bytes;
         let rate = state.prefill(cuda, &only, context, 2);
         let mean_context = (context + 1) as f64 / 2.0;

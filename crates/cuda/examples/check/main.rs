@@ -1,10 +1,11 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops | sampling | golden GOLDEN_DIR
+//! check ops | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
+//! `BATON_KV_DTYPE=fp8` (or f16) times with that cache instead of bf16, `BATON_ENFORCE_EAGER=1` without recorded steps.
 //! Prints a line a check and exits non-zero if any failed.
 
 mod bench;
@@ -14,12 +15,14 @@ mod golden;
 mod harness;
 mod ops;
 mod sampling;
+mod swap;
 mod table;
 mod throughput;
 
 use std::path::Path;
 use std::process::ExitCode;
 
+use baton_backend::KvDtype;
 use baton_cuda::{CudaBackend, CudaOptions};
 use table::Table;
 
@@ -32,6 +35,15 @@ fn options() -> CudaOptions {
         options.skinny_rows = rows;
     }
     options
+}
+
+/// The cache that is timed.
+fn kv_dtype() -> KvDtype {
+    match std::env::var("BATON_KV_DTYPE").as_deref() {
+        Ok("fp8") => KvDtype::F8E4M3,
+        Ok("f16") => KvDtype::F16,
+        _ => KvDtype::BF16,
+    }
 }
 
 fn backend() -> CudaBackend {
@@ -52,6 +64,10 @@ fn main() -> ExitCode {
     match arguments.as_slice() {
         ["ops"] => ops::check(&mut table),
         ["sampling"] => sampling::check(&mut table),
+        ["swap", rest @ ..] => {
+            let steps = rest.first().map_or(2000, |text| text.parse().expect("a number"));
+            swap::check(steps, &mut table);
+        }
         ["golden", folder] => golden::check(Path::new(folder), &mut table),
         ["bench", model, batches, rest @ ..] => {
             let numbers = |text: &str| -> Vec<usize> {

@@ -4,7 +4,8 @@ use baton_backend::testing::{Random, random_tensor};
 use baton_backend::{
     Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
     NormKind, NormOp, Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle,
-    SequenceQueries, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
+    SequenceQueries, SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
+    plan_attention,
 };
 
 use crate::backend;
@@ -54,6 +55,12 @@ fn inputs(rows: usize, cols: usize, random: &mut Random) -> Tensor {
     let values: Vec<f32> =
         random.normals(rows * cols).iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect();
     Tensor::from_f32(rows, cols, &values).expect("shape")
+}
+
+/// Multiples of a quarter: sums of two are e4m3 exactly. A value that is not may be rounded either way by two devices whose
+/// sums differ in their last bit, and a step of e4m3 is up to an eighth of the value.
+fn quarters(count: usize, random: &mut Random) -> Vec<f32> {
+    (0..count).map(|_| (random.below(15) as f32 - 7.0) * 0.25).collect()
 }
 
 fn run(backend: &mut dyn Backend, input: &StepInput, program: &List, output: BufferId) -> Vec<f32> {
@@ -228,6 +235,8 @@ struct Case {
     softcap: Option<f32>,
     alibi: bool,
     head_norms: bool,
+    /// Values that an eight-bit cache cannot hold.
+    overflows: bool,
     style: RopeStyle,
     split: u32,
     max_queries: u32,
@@ -244,6 +253,7 @@ fn cases() -> Vec<Case> {
         softcap: None,
         alibi: false,
         head_norms: false,
+        overflows: false,
         style: RopeStyle::Half,
         split: 0,
         max_queries: 32,
@@ -278,7 +288,42 @@ fn cases() -> Vec<Case> {
         ..plain
     });
     cases.push(Case { head_dim: 128, window: Some(50), max_queries: 0, block_size: 8, ..plain });
+    cases.extend(fp8_cases(Case { dtype: KvDtype::F8E4M3, ..plain }));
     cases
+}
+
+fn fp8_cases(plain: Case) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (heads, kv_heads, head_dim) in
+        [(8, 2, 64), (8, 2, 128), (4, 2, 256), (8, 1, 128), (4, 4, 64), (24, 1, 64), (4, 2, 96), (3, 1, 24)]
+    {
+        let plain = Case { heads, kv_heads, head_dim, ..plain };
+        cases.push(plain);
+        cases.push(Case { split: 32, max_queries: 5, head_norms: true, ..plain });
+        cases.push(Case { window: Some(21), split: 64, ..plain });
+        cases.push(Case { softcap: Some(3.0), max_queries: 0, ..plain });
+        cases.push(Case { window: Some(50), max_queries: 0, block_size: 8, ..plain });
+    }
+    for head_dim in [64, 128, 256] {
+        cases.push(Case { head_dim, alibi: true, split: 16, block_size: 64, ..plain });
+        cases.push(Case { head_dim, style: RopeStyle::Interleaved, ..plain });
+        cases.push(Case { head_dim, overflows: true, ..plain });
+    }
+    cases
+}
+
+/// `[q; k; v]` of a case: random, or for a cache of e4m3 each value one of the hidden ones, so that it is a multiple of a quarter.
+fn projection(case: &Case, hidden_size: usize, random: &mut Random) -> Tensor {
+    let rows = (case.heads + 2 * case.kv_heads) * case.head_dim;
+    if case.dtype != KvDtype::F8E4M3 {
+        return random_tensor(WeightFormat::BF16, rows, hidden_size, 0.15, random);
+    }
+    let mut values = vec![0.0; rows * hidden_size];
+    for row in values.chunks_exact_mut(hidden_size) {
+        row[random.below(hidden_size)] = if random.below(2) == 0 { 1.0 } else { -1.0 };
+    }
+    let bytes = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
+    Tensor::new(WeightFormat::BF16, rows, hidden_size, SharedBytes::from_vec(bytes)).expect("shape")
 }
 
 /// `(sequence, first position, number of tokens)` of a step.
@@ -324,13 +369,24 @@ fn attention(case: &Case, table: &mut Table) {
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(9);
         backend.set_limits(&limits()).expect("limits");
-        let source = backend
-            .load_weight(&[inputs(MAX_TOKENS, hidden_size, &mut random)], WeightUse::Embedding)
-            .expect("loads");
-        let rows = (case.heads + 2 * case.kv_heads) * case.head_dim;
-        let weight = random_tensor(WeightFormat::BF16, rows, hidden_size, 0.15, &mut random);
+        let is_fp8 = case.dtype == KvDtype::F8E4M3;
+        let source = if is_fp8 {
+            let values = quarters(MAX_TOKENS * hidden_size, &mut random);
+            Tensor::from_f32(MAX_TOKENS, hidden_size, &values).expect("shape")
+        } else {
+            inputs(MAX_TOKENS, hidden_size, &mut random)
+        };
+        let source = backend.load_weight(&[source], WeightUse::Embedding).expect("loads");
+        let weight = projection(case, hidden_size, &mut random);
+        let rows = weight.rows();
         let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
-        let bias = backend.load_vector(&random.normals(rows)).expect("loads");
+        let mut bias = if is_fp8 { quarters(rows, &mut random) } else { random.normals(rows) };
+        if case.overflows {
+            let first_value = (case.heads + case.kv_heads) * case.head_dim;
+            bias[first_value..].iter_mut().step_by(5).for_each(|bias| *bias = 1000.0);
+            bias[first_value..].iter_mut().skip(1).step_by(5).for_each(|bias| *bias = -460.0);
+        }
+        let bias = backend.load_vector(&bias).expect("loads");
         let head_weight = backend.load_vector(&random.normals(case.head_dim)).expect("loads");
         let slopes: Vec<f32> = (0..case.heads).map(|head| 0.5 / (head + 1) as f32).collect();
         let slopes = backend.load_vector(&slopes).expect("loads");
@@ -389,7 +445,7 @@ fn attention(case: &Case, table: &mut Table) {
         got.extend(run(&mut cuda, &input, &program, output));
     }
     let name = format!(
-        "attention {}/{}x{} {:?} block {} split {} window {:?}{}{}",
+        "attention {}/{}x{} {:?} block {} split {} window {:?}{}{}{}",
         case.heads,
         case.kv_heads,
         case.head_dim,
@@ -398,7 +454,8 @@ fn attention(case: &Case, table: &mut Table) {
         case.split,
         case.window,
         if case.softcap.is_some() { " softcap" } else { "" },
-        if case.alibi { " alibi" } else { "" }
+        if case.alibi { " alibi" } else { "" },
+        if case.overflows { " overflow" } else { "" }
     );
     table.compare(&name, &expected, &got, 2e-2);
 }

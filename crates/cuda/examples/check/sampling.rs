@@ -63,7 +63,7 @@ fn check_vocabulary(vocab: usize, table: &mut Table) {
         source: cuda.load_weight(&[matrix(ROWS, &mut random)], WeightUse::Embedding).expect("loads"),
         head: cuda.load_weight(&[matrix(vocab, &mut random)], WeightUse::Linear).expect("loads"),
         hidden: cuda.create_buffer(ROWS, HIDDEN).expect("creates"),
-        logits: cuda.create_buffer(ROWS, vocab).expect("creates"),
+        logits: cuda.create_logits(ROWS, vocab).expect("creates"),
     };
     let (mut different, mut drawn, mut worst) = (0, 0, 0.0_f32);
     for round in 0..6 {

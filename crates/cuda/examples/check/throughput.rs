@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use baton_backend::KvDtype;
 use baton_core::SamplingParams;
 use baton_engine::{Engine, EngineConfig};
 use baton_model::{LoadFormat, ModelFiles};
 
-use crate::backend;
+use crate::{backend, kv_dtype};
 
 /// Requests of one size that arrive at once.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +60,7 @@ pub fn run(model: &Path, all: &[Work]) {
         max_num_seqs: 256,
         max_num_batched_tokens: 8192,
         max_model_len: Some(longest + 16),
-        kv_dtype: KvDtype::BF16,
+        kv_dtype: kv_dtype(),
         swap_space: 0,
         enable_prefix_caching: all.iter().any(|work| work.shared > 0),
         ..EngineConfig::default()
@@ -72,28 +71,30 @@ pub fn run(model: &Path, all: &[Work]) {
         Engine::new(&files, Box::new(backend()), &config, &mut |_| ()).expect("the engine starts");
     println!("ready in {:.2} s", start.elapsed().as_secs_f64());
     println!(
-        "{:>8} {:>6} {:>6} {:>6} {:>9} {:>9} {:>14} {:>13}",
-        "requests", "shared", "in", "out", "seconds", "steps", "output tok/s", "total tok/s"
+        "{:>8} {:>6} {:>6} {:>6} {:>9} {:>9} {:>14} {:>13} {:>7}",
+        "requests", "shared", "in", "out", "seconds", "steps", "output tok/s", "total tok/s", "idle %"
     );
     for (number, work) in all.iter().enumerate() {
         let seed = 2 * number as u32;
         let warm = Work { shared: 0, input: 16, output: 6, ..*work };
         engine.generate(warm.prompts(seed + 1), &params(6)).expect("it warms up");
-        let steps = engine.stats().num_steps;
+        let (steps, busy) = (engine.stats().num_steps, engine.stats().device_busy_s.unwrap_or(0.0));
         let start = Instant::now();
         engine.generate(work.prompts(seed), &params(work.output)).expect("it runs");
         let seconds = start.elapsed().as_secs_f64();
+        let busy = engine.stats().device_busy_s.unwrap_or(0.0) - busy;
         let output = work.num_requests * work.output;
         let total = output + work.num_requests * (work.shared + work.input);
         println!(
-            "{:>8} {:>6} {:>6} {:>6} {seconds:>9.3} {:>9} {:>14.1} {:>13.1}",
+            "{:>8} {:>6} {:>6} {:>6} {seconds:>9.3} {:>9} {:>14.1} {:>13.1} {:>7.1}",
             work.num_requests,
             work.shared,
             work.input,
             work.output,
             engine.stats().num_steps - steps,
             output as f64 / seconds,
-            total as f64 / seconds
+            total as f64 / seconds,
+            100.0 * (1.0 - busy / seconds)
         );
     }
 }

@@ -3,6 +3,7 @@
 
 __device__ __forceinline__ float load_cache(const u8* cache, u64 index, u32 type) {
     if (type == 0) return reinterpret_cast<const float*>(cache)[index];
+    if (type == 3) return e4m3_to_float(cache[index]);
     u16 raw = reinterpret_cast<const u16*>(cache)[index];
     return type == 1 ? f16_to_float(raw) : bf16_to_float(raw);
 }

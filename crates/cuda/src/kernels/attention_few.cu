@@ -5,9 +5,9 @@
 // needs no other warp until the unit ends. The ring runs on into the next unit, so that the memory never waits for the end of
 // one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
 
-#define FEW_STAGES (HEAD_DIM > 128 ? 2 : 384 / HEAD_DIM)
-#define FEW_STAGE_BYTES (2 * 16 * ROW_BYTES) // of one warp: 16 keys, 16 values
-#define FEW_LANE_ROWS (32 / CHUNKS)          // rows that a warp copies at once
+#define FEW_STAGES ((HEAD_DIM > 128 ? 2 : 384 / HEAD_DIM) * (IS_FP8 ? 2 : 1))
+#define FEW_STAGE_BYTES (2 * 16 * RAW_BYTES) // of one warp: 16 keys, 16 values
+#define FEW_LANE_ROWS (32 / RAW_CHUNKS)      // rows that a warp copies at once
 
 // What a warp loads next.
 struct Feed {
@@ -55,21 +55,20 @@ __device__ __forceinline__ void open_unit(const AttentionParams& p, const FewPla
 // Asks for the next 16 keys and values. With nothing left the group is empty, so that groups can be counted.
 __device__ __forceinline__ void feed_stage(const AttentionParams& p, const FewPlan& plan, Feed& feed, u32 stage) {
     if (feed.unit < plan.num_units) {
-        const u16* cache = reinterpret_cast<const u16*>(p.cache);
-        u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * HEAD_DIM;
-        u32 lane = threadIdx.x % 32, chunk = lane % CHUNKS, in_block = (1u << p.block_shift) - 1;
+        u64 values_after = ((u64)p.num_kv_heads << p.block_shift) * RAW_BYTES;
+        u32 lane = threadIdx.x % 32, chunk = lane % RAW_CHUNKS, in_block = (1u << p.block_shift) - 1;
         u64 starts[2];
 #pragma unroll
         for (int half = 0; half < 2; half++)
             starts[half] = ((u64)feed.page[half] * 2 * p.num_kv_heads + feed.kv_head) << p.block_shift;
 #pragma unroll
         for (u32 i = 0; i < 16 / FEW_LANE_ROWS; i++) {
-            u32 row = lane / CHUNKS + i * FEW_LANE_ROWS;
+            u32 row = lane / RAW_CHUNKS + i * FEW_LANE_ROWS;
             u64 start = i * FEW_LANE_ROWS < 8 ? starts[0] : starts[1];
-            const u16* from = cache + (start + ((feed.offset + row) & in_block)) * HEAD_DIM + chunk * 8;
+            const u8* from = p.cache + (start + ((feed.offset + row) & in_block)) * RAW_BYTES + chunk * 16;
             bool is_there = feed.offset + row < feed.end;
-            copy_16(stage + swizzle(row, chunk), from, is_there);
-            copy_16(stage + 16 * ROW_BYTES + swizzle(row, chunk), from + values_after, is_there);
+            copy_16(stage + swizzle_raw(row, chunk), from, is_there);
+            copy_16(stage + 16 * RAW_BYTES + swizzle_raw(row, chunk), from + values_after, is_there);
         }
         feed.offset += 64;
         if (feed.offset < feed.end) {
@@ -82,12 +81,13 @@ __device__ __forceinline__ void feed_stage(const AttentionParams& p, const FewPl
     asm volatile("cp.async.commit_group;");
 }
 
-// Rows lane / 4 and 8 more of a tile of queries, 16 dimensions from 16 * k on.
+// Rows lane / 4 and 8 more of a tile of queries, 16 dimensions from 16 * k on, in the order of a key's.
 __device__ __forceinline__ void load_query(u32 (&a)[4], const bf16* (&rows)[2], u32 k) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const bf16* row = rows[j % 2];
-        a[j] = row ? convert_query(*reinterpret_cast<const u32*>(row + k * 16 + threadIdx.x % 4 * 2 + j / 2 * 8)) : 0;
+        u32 at = IS_FP8 ? threadIdx.x % 4 * 4 + j / 2 * 2 : threadIdx.x % 4 * 2 + j / 2 * 8;
+        a[j] = row ? convert_query(*reinterpret_cast<const u32*>(row + k * 16 + at)) : 0;
     }
 }
 
@@ -108,10 +108,19 @@ __device__ __forceinline__ void join_warps(
         if (h * 8 >= num_rows) break;
         if (h > 0) __syncthreads();
         // Groups of eight columns are mixed with the row against bank conflicts.
+        float* own = region + (warp * 8 + lane / 4) * HEAD_DIM;
+#if IS_FP8
+        // A lane has four columns of each sixteen, even ones and odd ones in turn.
+#pragma unroll
+        for (u32 i = 0; i < HEAD_DIM / 8; i += 2)
+            *reinterpret_cast<float4*>(own + ((i + lane % 4 / 2) ^ (lane / 4)) * 8 + lane % 2 * 4) = make_float4(
+                rows.sums[i][2 * h], rows.sums[i + 1][2 * h], rows.sums[i][2 * h + 1], rows.sums[i + 1][2 * h + 1]);
+#else
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 8; i++)
-            *reinterpret_cast<float2*>(region + (warp * 8 + lane / 4) * HEAD_DIM + (i ^ (lane / 4)) * 8 + lane % 4 * 2) =
+            *reinterpret_cast<float2*>(own + (i ^ (lane / 4)) * 8 + lane % 4 * 2) =
                 make_float2(rows.sums[i][2 * h], rows.sums[i][2 * h + 1]);
+#endif
         __syncthreads();
         for (u32 i = thread; i < 8 * (HEAD_DIM / 2); i += 128) {
             u32 row = i / (HEAD_DIM / 2), d = i % (HEAD_DIM / 2) * 2, packed = h * 8 + row;
@@ -188,10 +197,18 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
             feed_stage(p, plan, feed, ring + next * FEW_STAGE_BYTES);
             u32 keys = ring + stage * FEW_STAGE_BYTES;
             float scores[2][4] = {};
+#if IS_FP8
+            u32 both[2][4];
+#endif
 #pragma unroll
             for (u32 k = 0; k < HEAD_DIM / 16; k++) {
+#if IS_FP8
+                if (k % 2 == 0) load_keys(both, keys, k);
+                const u32(&b)[4] = both[k % 2];
+#else
                 u32 b[4];
                 load_matrices(b, keys + swizzle(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+#endif
 #if HEAD_DIM <= 128
                 const u32(&a)[4] = queries[k];
 #else
@@ -203,7 +220,11 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
             }
             bool is_masked = offset < seen.all_begin || offset + 16 > seen.all_end;
             rows.weigh<2>(p, item, scores, offset, seen.end, is_masked);
+#if IS_FP8
+            add_values(rows.sums, scores, keys + 16 * RAW_BYTES);
+#else
             rows.add<2>(scores, keys + 16 * ROW_BYTES);
+#endif
             stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
         }
         rows.finish();

@@ -1,13 +1,63 @@
 // Items of more than 16 packed rows: prompt chunks and shared prefixes. A block of eight warps takes 128 rows, 16 a warp, over
 // the same keys, which come through a ring of cp.async gathers with one barrier a tile.
 
+#if !IS_WIDE
 #define KEYS (HEAD_DIM > 128 ? 16 : HEAD_DIM == 128 ? 64 : 32) // of a tile
 #define TILE_BYTES (KEYS * ROW_BYTES)
 #define MANY_ROWS 128
 #define KEEPS_QUERIES (HEAD_DIM == 128) // in registers, where there is room
 #define MANY_STAGES (HEAD_DIM > 128 ? 2 : 3)
 #define MANY_COPIES (KEYS * CHUNKS / 256) // of keys, and as many of values, a thread and tile
+// A tile of e4m3 is converted on its way to where it is multiplied, which can be one place while the next is written or, to save
+// room, one for all.
+#if IS_FP8
+#define MANY_PLACES (HEAD_DIM > 128 ? 1 : 2)
+#define MANY_RAW_COPIES (2 * KEYS * RAW_CHUNKS / 256) // keys, then values
+#endif
+#define MANY_STAGE_BYTES (2 * KEYS * RAW_BYTES)
 
+#if IS_FP8
+// What a thread copies and then converts: chunk `i` of its own.
+struct RawChunk {
+    u32 number, is_value, row, chunk;
+    __device__ __forceinline__ explicit RawChunk(u32 i) {
+        number = threadIdx.x + i * 256;
+        is_value = number / (KEYS * RAW_CHUNKS);
+        row = number / RAW_CHUNKS % KEYS;
+        chunk = number % RAW_CHUNKS;
+    }
+};
+
+__device__ __forceinline__ void load_tile(
+    const AttentionParams& p, const u32* pages, u32 kv_head, u32 first, u32 end, u32 to) {
+    if (first < end) {
+        u64 at[MANY_RAW_COPIES];
+#pragma unroll
+        for (u32 i = 0; i < MANY_RAW_COPIES; i++) {
+            RawChunk raw(i);
+            u32 plane_head = kv_head + raw.is_value * p.num_kv_heads;
+            at[i] = cache_row(p, pages, min(first + raw.row, end - 1), plane_head) + raw.chunk * 16;
+        }
+#pragma unroll
+        for (u32 i = 0; i < MANY_RAW_COPIES; i++) {
+            RawChunk raw(i);
+            copy_16(to + raw.number * 16, p.cache + at[i], first + raw.row < end);
+        }
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+// A thread converts what it copied itself, so nobody has to be waited for.
+__device__ __forceinline__ void convert_tile(u32 from, u32 keys_to) {
+#pragma unroll
+    for (u32 i = 0; i < MANY_RAW_COPIES; i++) {
+        RawChunk raw(i);
+        u32 tile = keys_to + raw.is_value * TILE_BYTES;
+        const u32 to[2] = {tile + swizzle(raw.row, 2 * raw.chunk), tile + swizzle(raw.row, 2 * raw.chunk + 1)};
+        convert_chunk(from + raw.number * 16, to, raw.chunk / 4 % 2 == 1);
+    }
+}
+#else
 // One stage: keys `first..first + KEYS` of the item. A stage behind `end` is an empty group, so that groups can be counted.
 __device__ __forceinline__ void load_tile(
     const AttentionParams& p, const u32* pages, u32 kv_head, u32 first, u32 end, u32 keys_to) {
@@ -32,6 +82,7 @@ __device__ __forceinline__ void load_tile(
     }
     asm volatile("cp.async.commit_group;");
 }
+#endif
 
 __device__ __forceinline__ void load_queries(
     const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 first_row, u32 num_rows, u8* shared) {
@@ -55,7 +106,12 @@ __device__ __forceinline__ void attend(
     const u32* positions = words(p.step, p.step->positions) + item.query_start;
     const u32* pages = words(p.step, p.step->pages) + item.pages_start;
     u32 queries_at = shared_address(shared) + warp * 16 * ROW_BYTES;
-    u32 stages = shared_address(shared) + MANY_ROWS * ROW_BYTES;
+    u32 tiles = shared_address(shared) + MANY_ROWS * ROW_BYTES;
+#if IS_FP8
+    u32 stages = tiles + MANY_PLACES * 2 * TILE_BYTES, place = 0;
+#else
+    u32 stages = tiles;
+#endif
 
     // Which keys the rows of this warp see, of four warps that multiply together, and of the block.
     u32 own_row = first_row + warp * 16 + lane % 16;
@@ -73,7 +129,7 @@ __device__ __forceinline__ void attend(
     u32 own_begin = range[quarter], own_end = range[quarter + 1];
 #pragma unroll
     for (u32 s = 0; s < MANY_STAGES - 1; s++)
-        load_tile(p, pages, kv_head, begin + s * KEYS, end, stages + s * 2 * TILE_BYTES);
+        load_tile(p, pages, kv_head, begin + s * KEYS, end, stages + s * MANY_STAGE_BYTES);
 
     Rows rows;
     rows.clear();
@@ -91,11 +147,18 @@ __device__ __forceinline__ void attend(
     u32 stage = 0;
     for (u32 tile = begin; tile < end; tile += KEYS) {
         asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
-        // Also: everybody is done with the stage that is loaded next.
+#if IS_FP8
+        u32 keys = tiles + place * 2 * TILE_BYTES;
+        if (MANY_PLACES == 1) __syncthreads();
+        convert_tile(stages + stage * MANY_STAGE_BYTES, keys);
+        place = (place + 1) % MANY_PLACES;
+#else
+        u32 keys = stages + stage * MANY_STAGE_BYTES;
+#endif
+        // Also: everybody is done with the stage that is loaded next, or with the place that is written next.
         __syncthreads();
         u32 next = stage == 0 ? MANY_STAGES - 1 : stage - 1;
-        load_tile(p, pages, kv_head, tile + (MANY_STAGES - 1) * KEYS, end, stages + next * 2 * TILE_BYTES);
-        u32 keys = stages + stage * 2 * TILE_BYTES;
+        load_tile(p, pages, kv_head, tile + (MANY_STAGES - 1) * KEYS, end, stages + next * MANY_STAGE_BYTES);
         stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
         if (tile >= own_end || tile + KEYS <= own_begin) continue;
         float scores[KEYS / 8][4];
@@ -167,3 +230,4 @@ KERNEL __launch_bounds__(256, MANY_BLOCKS) attention_many(const AttentionParams 
         arrive<256>(p, plan, item, unit % p.num_kv_heads, is_last);
     }
 }
+#endif

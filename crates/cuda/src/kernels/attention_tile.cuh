@@ -1,17 +1,32 @@
-// What the two tensor-core attention kernels share, for one head size and a 16-bit cache: HEAD_DIM and IS_F16 are defined by
-// the caller. Scores and running maxima are kept in units of log2, so that a weight is one multiply-add and one exp2.
+// What the two tensor-core attention kernels share, for one head size and type of cache: HEAD_DIM, IS_F16 (what is multiplied,
+// else bf16) and IS_FP8 (what is stored, else the same) are defined by the caller. Scores and running maxima are kept in units of log2, so that a weight is one multiply-add and one exp2.
 //
 // The queries that share a kv head are packed into rows: row r of an item is query r / group, head r % group. A warp owns 16
 // rows; a lane holds two of them, lane / 4 and 8 more, as mma.m16n8k16 wants it.
 
+// attention_wide takes the place of attention_many.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM == 128 && !IS_FP8
+#define IS_WIDE 1
+#else
+#define IS_WIDE 0
+#endif
+
 #define CHUNKS (HEAD_DIM / 8) // 16-byte chunks of a row
 #define ROW_BYTES (HEAD_DIM * 2)
+#define RAW_BYTES (IS_FP8 ? HEAD_DIM : ROW_BYTES) // of a row as the cache stores it
+#define RAW_CHUNKS (RAW_BYTES / 16)
 #define LOG2E 1.44269504f
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Where chunk `c` of row `r` lies in a tile: the low three bits are mixed with the row, so that ldmatrix has no conflicts.
 __device__ __forceinline__ u32 swizzle(u32 r, u32 c) { return r * ROW_BYTES + ((c ^ (r & 7)) << 4); }
+
+// The same for rows as they are stored; those of 64 bytes lie two by two in what one access can take.
+__device__ __forceinline__ u32 swizzle_raw(u32 r, u32 c) {
+    u32 mix = RAW_CHUNKS < 8 ? r >> 1 & 3 : r & 7;
+    return r * RAW_BYTES + ((c ^ mix) << 4);
+}
 
 // Bytes that are not there are zero, never what the memory holds.
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool is_there) {

@@ -8,7 +8,7 @@
 //
 // Keys and values lie in shared memory as wgmma wants them: blocks of 64 dimensions, rows of 128 bytes, chunks mixed with the row.
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM == 128
+#if IS_WIDE
 
 #define WIDE_KEYS 64 // of a tile
 #define WIDE_TILE_BYTES (WIDE_KEYS * ROW_BYTES)

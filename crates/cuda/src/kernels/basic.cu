@@ -106,7 +106,7 @@ struct RopeParams {
     bf16* query;             // [tokens, heads * head_dim]
     u8* cache;               // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     u32 num_heads, num_kv_heads, head_dim, half_rotary;
-    u32 interleaved, block_shift, cache_type; // 0 f32, 1 f16, 2 bf16
+    u32 interleaved, block_shift, cache_type; // as `store_cache` numbers them
     float q_eps, k_eps, rope_scale;
 };
 
@@ -304,10 +304,22 @@ struct MoveParams {
 KERNEL __launch_bounds__(256) move_blocks(const MoveParams p) {
     allow_next();
     wait_for_previous();
-    u64 total = (u64)p.count * p.block_units;
-    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < total; i += (u64)gridDim.x * 256) {
-        u32 pair = (u32)(i / p.block_units), unit = (u32)(i % p.block_units);
-        p.to[(u64)p.pairs[2 * pair + 1] * p.block_units + unit] = p.from[(u64)p.pairs[2 * pair] * p.block_units + unit];
+    // Several at once, because a swap has few threads and a long way.
+    constexpr u32 AT_ONCE = 4;
+    u64 total = (u64)p.count * p.block_units, stride = (u64)gridDim.x * 256;
+    for (u64 first = (u64)blockIdx.x * 256 + threadIdx.x; first < total; first += AT_ONCE * stride) {
+        uint4 units[AT_ONCE];
+        u64 to[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++) {
+            u64 i = min(first + j * stride, total - 1);
+            u32 pair = (u32)(i / p.block_units), unit = (u32)(i % p.block_units);
+            units[j] = p.from[(u64)p.pairs[2 * pair] * p.block_units + unit];
+            to[j] = (u64)p.pairs[2 * pair + 1] * p.block_units + unit;
+        }
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (first + j * stride < total) p.to[to[j]] = units[j];
     }
 }
 

@@ -24,7 +24,7 @@ struct PlanHeader {
 struct StepHeader {
     u32 num_tokens, num_logit_rows, num_samples;
     u32 token_ids, positions, slots, pages, logit_rows, samples, history, biases;
-    u32 swap_out, swap_in, copies, masks, reserved;
+    u32 copies, masks, reserved[3];
     PlanHeader plans[8];
 };
 
@@ -89,6 +89,41 @@ __device__ __forceinline__ u16 float_to_f16(float x) {
     return y;
 }
 
+// e4m3: one sign, four bits of exponent, three of mantissa. To the nearest, ties to even; what is too large becomes the
+// largest, 448.
+__device__ __forceinline__ u8 float_to_e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
+    u16 y;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.0f), "f"(x));
+    return (u8)y;
+#else
+    u32 sign = __float_as_uint(x) >> 24 & 0x80;
+    if (x != x) return (u8)(sign | 0x7f);
+    float magnitude = fminf(fabsf(x), 448.0f);
+    // Below 2^-6 the spacing stays 2^-9: adding 2^14 leaves just those bits.
+    if (magnitude < 0.015625f) return (u8)(sign | (__float_as_uint(magnitude + 16384.0f) & 15));
+    u32 bits = __float_as_uint(magnitude);
+    bits += 0x7ffff + (bits >> 20 & 1);
+    return (u8)(sign | ((bits >> 20) - (120 << 3)));
+#endif
+}
+
+// Two e4m3 in the low 16 bits, exactly, as two f16.
+__device__ __forceinline__ u32 e4m3_to_f16(u32 pair) {
+    u32 y;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((u16)pair));
+#else
+    // The bits in place of those of an f16 are the number times 2^-8, also below the smallest normal one. A NaN becomes 480.
+    u32 spread = __byte_perm(pair, 0, 0x1404);
+    u32 bits = (spread & 0x80008000u) | (spread >> 1 & 0x3f803f80u);
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(y) : "r"(bits), "r"(0x5c005c00u));
+#endif
+    return y;
+}
+
+__device__ __forceinline__ float e4m3_to_float(u8 x) { return f16_to_float((u16)e4m3_to_f16(x)); }
+
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -127,11 +162,12 @@ __device__ __forceinline__ float activate(u32 kind, float x) {
 
 // ---- What a projection to queries, keys and values ends with.
 
-// Types: 0 f32, 1 f16, 2 bf16.
+// Types: 0 f32, 1 f16, 2 bf16, 3 e4m3.
 __device__ __forceinline__ void store_cache(u8* cache, u64 index, float x, u32 type) {
     if (type == 0) reinterpret_cast<float*>(cache)[index] = x;
     else if (type == 1) reinterpret_cast<u16*>(cache)[index] = float_to_f16(x);
-    else reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
+    else if (type == 2) reinterpret_cast<u16*>(cache)[index] = float_to_bf16(x);
+    else cache[index] = float_to_e4m3(x);
 }
 
 // Eight neighbours, from a multiple of eight on.

@@ -15,6 +15,8 @@
 // one thread. The norm is split: activations are multiplied with its weight on the way in, and their squares, which every
 // warp sees on its way, give the factor of the result.
 
+// TILES of eight tokens are defined by the caller.
+
 // Stages of the ring, of 64 columns of 16 rows, a warp.
 __device__ constexpr u32 stages(int warps) { return warps == 16 ? 2 : 3; }
 
@@ -61,7 +63,7 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
 }
 
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
-template <int TILES, int WARPS, bool NORMS, bool GATHERS>
+template <int WARPS, bool NORMS, bool GATHERS>
 __device__ __forceinline__ void multiply(
     const SkinnyParams& p, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
     constexpr u32 STAGES = stages(WARPS);
@@ -125,16 +127,16 @@ __device__ __forceinline__ void multiply(
 }
 
 // What the warps of a block leave for each other.
-template <int TILES, int WARPS>
+template <int WARPS>
 struct Parts {
     float4 sums[WARPS][TILES][32];
     float squares[WARPS][TILES * 8];
 };
 
 // Joins the sums of the warps. True for threads that hold results, of tile `thread / 32`.
-template <int TILES, int WARPS, bool NORMS>
+template <int WARPS, bool NORMS>
 __device__ __forceinline__ bool join(
-    const SkinnyParams& p, Parts<TILES, WARPS>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
+    const SkinnyParams& p, Parts<WARPS>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -173,15 +175,15 @@ __device__ __forceinline__ bool join(
 __device__ __forceinline__ u32 token_of(int j) { return threadIdx.x / 32 * 8 + threadIdx.x % 4 * 2 + j % 2; }
 
 // 16 consecutive rows: a plain product, or one that is added to the residual stream.
-template <int TILES, int WARPS, bool NORMS>
+template <int WARPS, bool NORMS>
 __device__ __forceinline__ void linear(const SkinnyParams& p) {
-    __shared__ Parts<TILES, WARPS> parts;
+    __shared__ Parts<WARPS> parts;
     allow_next();
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, WARPS, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
-    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<WARPS, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
@@ -193,15 +195,15 @@ __device__ __forceinline__ void linear(const SkinnyParams& p) {
 }
 
 // The same for the rows of the step whose logits are wanted, in f32.
-template <int TILES, int WARPS, bool NORMS>
+template <int WARPS, bool NORMS>
 __device__ __forceinline__ void logits(const SkinnyParams& p) {
-    __shared__ Parts<TILES, WARPS> parts;
+    __shared__ Parts<WARPS> parts;
     allow_next();
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, WARPS, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
-    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<WARPS, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
@@ -211,14 +213,14 @@ __device__ __forceinline__ void logits(const SkinnyParams& p) {
 }
 
 // Eight rows of the gate and the same of up; `num_rows` is that of the gate.
-template <int TILES, int WARPS, bool NORMS>
+template <int WARPS, bool NORMS>
 __device__ __forceinline__ void gated(const SkinnyParams& p) {
-    __shared__ Parts<TILES, WARPS> parts;
+    __shared__ Parts<WARPS> parts;
     allow_next();
     u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, WARPS, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
-    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<WARPS, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
+    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
     float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -231,16 +233,16 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
 
 // Eight dimensions of the first half of a head and the same of the second: rotated together if they are of q or k, then to
 // the queries or into the cache.
-template <int TILES, int WARPS, bool NORMS>
+template <int WARPS, bool NORMS>
 __device__ __forceinline__ void qkv(const SkinnyParams& p) {
-    __shared__ Parts<TILES, WARPS> parts;
+    __shared__ Parts<WARPS> parts;
     allow_next();
     u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8);
     u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
     u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<TILES, WARPS, NORMS, false>(p, first, first + half, NONE, sums, squares);
-    if (!join<TILES, WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    multiply<WARPS, NORMS, false>(p, first, first + half, NONE, sums, squares);
+    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
     bool is_value = head >= p.num_heads + p.num_kv_heads;
     const u32* positions = words(p.step, p.step->positions);
     const u32* slots = words(p.step, p.step->slots);
@@ -273,16 +275,17 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     }
 }
 
-#define SKINNY_OP(NAME, TILES, WARPS, BLOCKS) \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME##_##TILES##x##WARPS(const SkinnyParams p) { NAME<TILES, WARPS, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) normed_##NAME##_##TILES##x##WARPS(const SkinnyParams p) { NAME<TILES, WARPS, true>(p); }
-#define SKINNY(TILES, BLOCKS) \
-    SKINNY_OP(linear, TILES, 16, BLOCKS) SKINNY_OP(logits, TILES, 16, BLOCKS) SKINNY_OP(gated, TILES, 16, BLOCKS) \
-    SKINNY_OP(qkv, TILES, 16, BLOCKS) SKINNY_OP(qkv, TILES, 8, 2 * BLOCKS)
-
-#if __CUDA_ARCH__ < 1000
-SKINNY(1, 2)
+#if TILES == 1 && __CUDA_ARCH__ < 1000
+#define BLOCKS 2
 #else
-SKINNY(1, 1) // this compiler would spill
+#define BLOCKS 1 // more would spill
 #endif
-SKINNY(2, 1)
+#define SKINNY(NAME, WARPS) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) NAME##_##WARPS(const SkinnyParams p) { NAME<WARPS, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) normed_##NAME##_##WARPS(const SkinnyParams p) { NAME<WARPS, true>(p); }
+
+SKINNY(linear, 16)
+SKINNY(logits, 16)
+SKINNY(gated, 16)
+SKINNY(qkv, 16)
+SKINNY(qkv, 8)

@@ -257,7 +257,7 @@ impl Buffers {
                 .post_norms
                 .then(|| backend.create_buffer(rows, config.hidden_size))
                 .transpose()?,
-            logits: backend.create_buffer(limits.max_logit_rows, config.vocab_size)?,
+            logits: backend.create_logits(limits.max_logit_rows, config.vocab_size)?,
         })
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_core::FinishReason;
-use baton_engine::{Observer, OutputReport, RequestTimes, StepReport, TurnReport};
+use baton_engine::{DeviceReport, Observer, OutputReport, RequestTimes, StepReport, TurnReport};
 
 pub use histogram::Histogram;
 pub use render::ServerFigures;
@@ -208,6 +208,10 @@ impl Observer for EngineObserver {
                     report.num_steps,
                     report.num_tokens,
                 );
+            }
+            for DeviceReport { step, is_decode, span } in report.device {
+                let name = if *is_decode { "decode" } else { "prefill" };
+                trace.span(Row::Device, name, span.start, span.end, step.step, step.num_tokens);
             }
         }
     }

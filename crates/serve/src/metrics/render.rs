@@ -51,7 +51,7 @@ impl Metrics {
         let scheduler = &stats.scheduler;
         let kv = &scheduler.kv;
         let preemptions = scheduler.num_preemptions_swap + scheduler.num_preemptions_recompute;
-        let figures: [(&str, &str, &str, f64); 9] = [
+        let figures: [(&str, &str, &str, f64); 10] = [
             (
                 "vllm:num_requests_running",
                 "gauge",
@@ -91,6 +91,12 @@ impl Metrics {
                 kv.num_device_blocks_used as f64,
             ),
             ("baton:engine_steps_total", "counter", "Steps computed.", stats.num_steps as f64),
+            (
+                "baton:device_busy_seconds_total",
+                "counter",
+                "Time that the device has worked on steps.",
+                stats.device_busy_s.unwrap_or(0.0),
+            ),
         ];
         for (name, kind, help, value) in figures {
             page.one(name, kind, help, &self.labels, value);

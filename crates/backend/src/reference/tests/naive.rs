@@ -4,7 +4,7 @@ use baton_core::TokenId;
 use half::{bf16, f16};
 
 use super::{HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Kind, Numbers, SCALE};
-use crate::{KvDtype, RopeStyle};
+use crate::{KvDtype, RopeStyle, e4m3_from_f32, e4m3_to_f32};
 
 /// The attention output at every position, `[tokens][HEADS · HEAD_DIM]`.
 pub(super) fn attention(kind: &Kind, tokens: &[TokenId]) -> Vec<Vec<f32>> {
@@ -80,6 +80,7 @@ fn stored(dtype: KvDtype, values: Vec<f64>) -> Vec<f64> {
         KvDtype::F32 => value,
         KvDtype::F16 => f16::from_f32(value as f32).to_f64(),
         KvDtype::BF16 => bf16::from_f32(value as f32).to_f64(),
+        KvDtype::F8E4M3 => f64::from(e4m3_to_f32(e4m3_from_f32(value as f32))),
     };
     values.into_iter().map(round).collect()
 }
