@@ -46,18 +46,20 @@ impl StepClock {
 
     /// Waits for the oldest step in flight.
     pub(crate) fn collect(&mut self) -> Result<(), BackendError> {
-        let (start, end) = &self.steps[self.num_collected % NUM_KEPT];
+        let number = self.num_collected;
+        // Also of a step that failed: the next one is asked for next.
+        self.num_collected += 1;
+        let (start, end) = &self.steps[number % NUM_KEPT];
         let is_waited_for = !end.is_done()?;
         end.wait()?;
         let now = Instant::now();
-        let previous = self.num_collected.checked_sub(1).map(|number| &self.steps[number % NUM_KEPT].1);
+        let previous = number.checked_sub(1).map(|number| &self.steps[number % NUM_KEPT].1);
         let ended = match (self.last, previous) {
             (Some(last), Some(previous)) if !is_waited_for => (last.end + end.since(previous)?).min(now),
             _ => now,
         };
         let took = end.since(start)?;
         self.last = Some(DeviceSpan { start: ended.checked_sub(took).unwrap_or(ended), end: ended });
-        self.num_collected += 1;
         Ok(())
     }
 
