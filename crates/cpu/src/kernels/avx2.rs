@@ -24,6 +24,7 @@ impl Simd for Avx2 {
     type B = Pair<__m256i>;
     const TILE: usize = 4;
     const QUANT_TILE: (usize, usize) = (1, 4);
+    const BIASED: bool = false;
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -149,9 +150,8 @@ impl Simd for Avx2 {
         Pair(_mm256_set1_epi32(x), _mm256_set1_epi32(x))
     }
     #[inline(always)]
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
-        let bits = _mm_cvtsi32_si128(bits as i32);
-        Pair(_mm256_sll_epi32(a.0, bits), _mm256_sll_epi32(a.1, bits))
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        Pair(_mm256_castsi256_ps(a.0), _mm256_castsi256_ps(a.1))
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
@@ -174,6 +174,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_far(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+    }
+
+    #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         Pair(_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()))
     }
@@ -193,6 +198,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         both!(_mm256_or_si256, a, b)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B {
+        both!(_mm256_add_epi8, a, b)
     }
     #[inline(always)]
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {

@@ -16,6 +16,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     const TILE: usize = 8;
     // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
     const QUANT_TILE: (usize, usize) = if VNNI { (3, 4) } else { (1, 8) };
+    const BIASED: bool = VNNI;
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -121,8 +122,8 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm512_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
-        _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        _mm512_castsi512_ps(a)
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
@@ -140,6 +141,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_far(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
     }
 
     #[inline(always)]
@@ -161,6 +167,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         _mm512_or_si512(a, b)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B {
+        _mm512_add_epi8(a, b)
     }
     #[inline(always)]
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {

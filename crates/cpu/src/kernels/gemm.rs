@@ -162,14 +162,14 @@ unsafe fn add_block<S: Simd, Q: Quant>(
     let high = [groups[4], groups[5], groups[6], groups[7]];
     let d = S::splat((*block).d);
     // Starting at minus offset · Σa takes the offset out of every quant.
-    let start = |negative_sum: i32| match Q::OFFSET_SHIFT {
-        Some(shift) => S::shift_left(S::splat_int(negative_sum), shift),
+    let start = |start: i32| match Q::OFFSET_SHIFT {
+        Some(shift) => S::splat_int(ActivationBlock::negative_sum(start, shift)),
         None => S::splat_int(0),
     };
     match Q::SCALES {
         Scales::Plain | Scales::WithMin | Scales::SubMin32 => {
-            let sum = dot_both::<S, Q>(start((*block).negative_sum), low, high, quants);
-            let mut total = S::fma(S::to_float(sum), S::mul(scales.scale[0], d), total);
+            let sum = dot_both::<S, Q>(start((*block).start), low, high, quants);
+            let mut total = S::fma(S::mul(S::to_float(sum), scales.scale[0]), d, total);
             if Q::OFFSET_SHIFT.is_none() {
                 total = S::fma(scales.min[0], S::splat((*block).scaled_sum), total);
             }
@@ -178,9 +178,8 @@ unsafe fn add_block<S: Simd, Q: Quant>(
         Scales::SubSigned16 | Scales::SubNibble16 => {
             let mut total = total;
             for (half, weights) in [low, high].into_iter().enumerate() {
-                let sum =
-                    dot_one::<S, Q>(start((*block).negative_sums[half]), weights, quants.add(half * 16));
-                total = S::fma(S::to_float(sum), S::mul(scales.scale[half], d), total);
+                let sum = dot_one::<S, Q>(start((*block).starts[half]), weights, quants.add(half * 16));
+                total = S::fma(S::mul(S::to_float(sum), scales.scale[half]), d, total);
                 if Q::OFFSET_SHIFT.is_none() {
                     total = S::fma(scales.min[half], S::splat((*block).scaled_sums[half]), total);
                 }

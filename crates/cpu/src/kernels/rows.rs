@@ -10,7 +10,7 @@ use baton_backend::{Activation, RopeStyle};
 
 use super::math::{activate, softcap};
 use super::simd::Simd;
-use crate::quantize::ActivationBlock;
+use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 
 /// A normalisation with its vectors at hand. Vectors are padded to whole vectors of 16.
@@ -106,8 +106,8 @@ pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut Acti
         let sums = [S::store_i8(quants, low), S::store_i8(quants.add(16), high)];
         let sum = sums[0].wrapping_add(sums[1]);
         (*block).d = d;
-        (*block).negative_sum = sum.wrapping_neg();
-        (*block).negative_sums = sums.map(i32::wrapping_neg);
+        (*block).start = START_BITS.wrapping_sub(sum << START_SHIFT);
+        (*block).starts = sums.map(|sum| START_BITS.wrapping_sub(sum << START_SHIFT));
         (*block).scaled_sum = d * sum as f32;
         (*block).scaled_sums = sums.map(|sum| d * sum as f32);
     }

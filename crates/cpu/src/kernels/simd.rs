@@ -17,6 +17,8 @@ pub trait Simd: Copy + 'static {
     const TILE: usize;
     /// Panels and tokens that the blocked product of quantised weights holds in registers.
     const QUANT_TILE: (usize, usize);
+    /// Blocked products sum up from [`START_BITS`](crate::quantize::START_BITS), with weights of eight bits at no cost.
+    const BIASED: bool;
     /// There are 32 registers, each of a whole vector, so that a tile of 24 sums fits.
     const WIDE: bool;
 
@@ -54,19 +56,23 @@ pub trait Simd: Copy + 'static {
     /// Two to the power of each lane, which is in -126..=127.
     unsafe fn exp2_int(a: Self::I) -> Self::F;
     unsafe fn splat_int(x: i32) -> Self::I;
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I;
+    /// The floats with these bits.
+    unsafe fn from_bits(a: Self::I) -> Self::F;
     /// Stores lanes that fit in i8 and returns their sum.
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32;
     /// The nearest f16.
     unsafe fn round_to_f16(x: f32) -> f32;
     /// Asks for the cache line at `from`, which may be any address.
     unsafe fn prefetch(from: *const u8);
+    /// The same, but no nearer than the second-level cache.
+    unsafe fn prefetch_far(from: *const u8);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
     unsafe fn store_bytes(to: *mut u8, x: Self::B);
     unsafe fn splat_byte(x: u8) -> Self::B;
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B;
     /// Shifts, in which bits may cross into the neighbour byte: mask them away.
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B;
     unsafe fn bytes_left(a: Self::B, bits: u32) -> Self::B;
