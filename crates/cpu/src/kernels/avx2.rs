@@ -117,6 +117,17 @@ impl Simd for Avx2 {
         Pair(keep(value.0, x.0), keep(value.1, x.1))
     }
     #[inline(always)]
+    unsafe fn only(x: Self::F, first: usize, last: usize) -> Self::F {
+        let (first, last) = (_mm256_set1_ps(first as f32), _mm256_set1_ps(last as f32));
+        let lanes = _mm256_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0);
+        let half = |x, lanes| {
+            let (from, to) =
+                (_mm256_cmp_ps::<_CMP_GE_OQ>(lanes, first), _mm256_cmp_ps::<_CMP_LT_OQ>(lanes, last));
+            _mm256_blendv_ps(_mm256_set1_ps(f32::NEG_INFINITY), x, _mm256_and_ps(from, to))
+        };
+        Pair(half(x.0, lanes), half(x.1, _mm256_add_ps(lanes, _mm256_set1_ps(8.0))))
+    }
+    #[inline(always)]
     unsafe fn sum(a: Self::F) -> f32 {
         let eight = _mm256_add_ps(a.0, a.1);
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -165,14 +176,14 @@ impl Simd for Avx2 {
         _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
     }
     #[inline(always)]
-    unsafe fn round_to_f16(x: f32) -> f32 {
-        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x))))
-    }
-    #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }
 
+    #[inline(always)]
+    unsafe fn prefetch_write(to: *const u8) {
+        _mm_prefetch::<_MM_HINT_ET0>(to.cast());
+    }
     #[inline(always)]
     unsafe fn prefetch_far(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T1>(from.cast());

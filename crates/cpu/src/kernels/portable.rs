@@ -132,6 +132,15 @@ impl Simd for Portable {
         zip(value, x, |value, x| if x >= limit { value } else { 0.0 })
     }
     #[inline(always)]
+    unsafe fn only(mut x: Self::F, first: usize, last: usize) -> Self::F {
+        for (lane, x) in x.iter_mut().enumerate() {
+            if lane < first || lane >= last {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        x
+    }
+    #[inline(always)]
     unsafe fn sum(a: Self::F) -> f32 {
         fold(a, |a, b| a + b)
     }
@@ -167,13 +176,11 @@ impl Simd for Portable {
         fold(a, i32::wrapping_add)
     }
     #[inline(always)]
-    unsafe fn round_to_f16(x: f32) -> f32 {
-        half::f16::from_f32(x).to_f32()
-    }
-    #[inline(always)]
     unsafe fn prefetch(_from: *const u8) {}
     #[inline(always)]
     unsafe fn prefetch_far(_from: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_write(_to: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {

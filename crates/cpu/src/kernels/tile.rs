@@ -51,13 +51,20 @@ impl Ahead {
         Self { from: from.wrapping_add(start), bytes: end - start }
     }
 
-    /// Asks for the share of tokens `done..done + step` of `count`.
+    /// Whole lines for each of `steps` steps.
+    fn share(&self, steps: usize) -> usize {
+        self.bytes.div_ceil(steps.max(1)).next_multiple_of(64)
+    }
+
+    /// Asks for one step's share and goes on behind it.
     #[inline(always)]
-    unsafe fn ask<S: Simd>(&self, done: usize, step: usize, count: usize) {
-        let (start, end) = (self.bytes * done / count, self.bytes * (done + step).min(count) / count);
-        for at in (start / 64 * 64..end).step_by(64) {
+    unsafe fn ask<S: Simd>(&mut self, share: usize) {
+        let share = share.min(self.bytes);
+        for at in (0..share).step_by(64) {
             S::prefetch_far(self.from.wrapping_add(at));
         }
+        self.from = self.from.wrapping_add(share);
+        self.bytes -= share;
     }
 }
 
@@ -83,6 +90,9 @@ pub struct TileArgs {
     /// The totals start from what is in `out`.
     goes_on: bool,
     ahead: [Ahead; 2],
+    /// See [`PanelArgs`]; null unless these are the last blocks of the rows.
+    target: *const u8,
+    target_stride: usize,
 }
 
 /// Multiplies opened panels of one class of formats with tokens. It may work on up to three tokens past the last.
@@ -176,7 +186,8 @@ const fn is_open<Q: Quant>() -> bool {
     matches!(Q::PLANES, Planes::Eight) && !Q::LOOKUP
 }
 
-/// `R` panels times `T` tokens that lie side by side.
+/// `R` panels times `T` tokens that lie side by side; the tokens after them are `next` blocks away. A
+/// share of what lies ahead is asked for with each block.
 #[inline(always)]
 unsafe fn tile<
     S: Simd,
@@ -188,6 +199,8 @@ unsafe fn tile<
 >(
     args: &TileArgs,
     blocks: *const ActivationBlock,
+    next: usize,
+    (ahead, share): (&mut Ahead, usize),
     out: *mut f32,
 ) {
     let mut totals = [[S::splat(0.0); R]; T];
@@ -200,6 +213,12 @@ unsafe fn tile<
     }
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     for _ in 0..args.num_blocks {
+        ahead.ask::<S>(share);
+        if S::BIASED {
+            for t in 0..T {
+                S::prefetch(blocks.wrapping_add(next + t).cast());
+            }
+        }
         for half in 0..HALVES {
             add::<S, HALVES, MINS, BITS, R, T>(args, &mut totals, quants, scales, blocks, half);
         }
@@ -297,21 +316,35 @@ unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32
         out: args.out.add(panel * args.out_stride),
         ..*args
     };
+    let [mut quants, mut scales] = args.ahead;
+    if panel > 0 {
+        (quants.bytes, scales.bytes) = (0, 0);
+    }
+    // Few lines with each block, so that they come while it is multiplied.
+    let steps = args.count.div_ceil(S::QUANT_TILE.1);
+    let (share, scales_share) = (quants.share(steps * args.num_blocks), scales.share(steps));
     let mut done = 0;
     while done < args.count {
         let token = args.first + done;
         let (group, lane) = (token / LANES, token % LANES);
         let blocks = args.blocks.add(group * args.lanes * args.row_blocks + lane);
         let out = args.out.add(done * PANEL_ROWS);
-        if panel == 0 {
-            args.ahead[0].ask::<S>(done, S::QUANT_TILE.1, args.count);
-            args.ahead[1].ask::<S>(done, S::QUANT_TILE.1, args.count);
+        scales.ask::<S>(scales_share);
+        if !args.target.is_null() {
+            for t in token..token + S::QUANT_TILE.1 {
+                let line = args.target.wrapping_add(t * args.target_stride + panel * 4 * PANEL_ROWS);
+                for r in 0..R {
+                    S::prefetch_far(line.wrapping_add(r * 4 * PANEL_ROWS));
+                }
+            }
         }
+        // Of a group of interleaved tokens the second half follows the first at once.
+        let next = if lane == 0 { 4 } else { args.lanes * args.row_blocks - lane };
         if S::QUANT_TILE.1 == 8 && args.count - done > 4 {
-            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, out);
+            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, next, (&mut quants, share), out);
             done += 8;
         } else {
-            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, out);
+            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, next, (&mut quants, share), out);
             done += 4;
         }
     }
@@ -384,6 +417,8 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
             out,
             out_stride: args.out_stride,
             goes_on: first_block > 0,
+            target: if section + 1 == sections { args.target } else { std::ptr::null() },
+            target_stride: args.target_stride,
             ahead: [ahead(args.quants, args.quants_stride), ahead(args.scales, args.scales_stride)],
         });
     }
