@@ -51,13 +51,12 @@ static CURRENT: Mutex<(Weak<Region>, usize)> = Mutex::new((Weak::new(), 0));
 fn cut(len: usize) -> Option<(NonNull<u8>, Arc<Region>)> {
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let len = len.next_multiple_of(ALIGNMENT);
-    let region = match current.0.upgrade().filter(|region| region.len - current.1 >= len) {
-        Some(region) => region,
-        None => {
-            let region = Region::new(REGION_BYTES)?;
-            *current = (Arc::downgrade(&region), 0);
-            region
-        }
+    let region = if let Some(region) = current.0.upgrade().filter(|region| region.len - current.1 >= len) {
+        region
+    } else {
+        let region = Region::new(REGION_BYTES)?;
+        *current = (Arc::downgrade(&region), 0);
+        region
     };
     // SAFETY: `len` bytes from here on lie within the region and were not given out before.
     let start = unsafe { region.start.add(current.1) };

@@ -71,7 +71,7 @@ unsafe fn statistics<S: Simd>(x: *const f32, len: usize, norm: &NormArgs) -> (f3
         let value = S::sub(S::load(x.add(i + 16)), S::splat(mean));
         others = S::fma(value, value, others);
     }
-    if whole % 32 != 0 {
+    if !whole.is_multiple_of(32) {
         let value = S::sub(S::load(x.add(whole - 16)), S::splat(mean));
         squares = S::fma(value, value, squares);
     }
@@ -108,6 +108,10 @@ const BATCH: usize = 16;
 pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut ActivationBlock, lanes: usize) {
     let count = len / BLOCK;
     for first in (0..count).step_by(BATCH) {
+        // Rows are too short for the processor to see the stream by itself.
+        for line in (((first + BATCH) * BLOCK).min(len)..((first + 2 * BATCH) * BLOCK).min(len)).step_by(16) {
+            S::prefetch(x.add(line).cast());
+        }
         let (x, blocks) = (x.add(first * BLOCK), blocks.add(first * lanes));
         quantize_blocks::<S>(x, BATCH.min(count - first), blocks, lanes);
     }

@@ -28,6 +28,8 @@ const CHUNK_BYTES: usize = 640 << 10;
 const GROUPED_ROWS: usize = 4 * LANES;
 /// Units for each thread, so that a slow one does not hold up the rest.
 const UNITS_PER_THREAD: usize = 8;
+/// The same where a panel's product takes long.
+const PROMPT_UNITS_PER_THREAD: usize = 16;
 
 /// Floats of one panel in a [`Tile`]: a chunk of tokens, and room to read a vector from any lane on.
 const TILE_STRIDE: usize = (MAX_CHUNK + 1) * PANEL_ROWS;
@@ -136,8 +138,8 @@ impl<'a> Product<'a> {
             MAX_CHUNK
         };
         let num_chunks = num_tokens.div_ceil(chunk);
-        let mut panels_per_unit =
-            (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
+        let per_thread = if num_tokens >= 64 { PROMPT_UNITS_PER_THREAD } else { UNITS_PER_THREAD };
+        let mut panels_per_unit = (num_panels * num_chunks / (num_threads * per_thread)).clamp(1, num_panels);
         // Whole groups, unless that leaves threads without work.
         if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
             panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
