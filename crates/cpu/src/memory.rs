@@ -5,6 +5,7 @@
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use baton_backend::BackendError;
 
@@ -12,15 +13,64 @@ use baton_backend::BackendError;
 const CHECKED_BYTES: usize = 1 << 20;
 /// From here on memory is mapped, in whole huge pages where the system has them.
 const MAPPED_BYTES: usize = 1 << 22;
+/// From here up to [`MAPPED_BYTES`] memory is cut from a mapping that many share, so that they share huge pages too.
+const SHARED_BYTES: usize = 1 << 14;
+/// Bytes of such a mapping. What is not used of it is never touched.
+const REGION_BYTES: usize = 1 << 25;
 /// A cache line, and the widest vector.
 const ALIGNMENT: usize = 64;
+
+/// A mapping, given back when its last user is gone.
+#[derive(Debug)]
+struct Region {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: only an address range; what lies in it is governed by the `AlignedBytes` that own parts of it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(len: usize) -> Option<Arc<Self>> {
+        Some(Arc::new(Self { start: map_zeroed(len)?, len }))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        unmap(self.start, self.len);
+    }
+}
+
+/// The region that is being cut, and how much of it is given out.
+static CURRENT: Mutex<(Weak<Region>, usize)> = Mutex::new((Weak::new(), 0));
+
+/// Zero bytes from a shared region, at most [`MAPPED_BYTES`].
+fn cut(len: usize) -> Option<(NonNull<u8>, Arc<Region>)> {
+    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let len = len.next_multiple_of(ALIGNMENT);
+    let region = if let Some(region) = current.0.upgrade().filter(|region| region.len - current.1 >= len) {
+        region
+    } else {
+        let region = Region::new(REGION_BYTES)?;
+        *current = (Arc::downgrade(&region), 0);
+        region
+    };
+    // SAFETY: `len` bytes from here on lie within the region and were not given out before.
+    let start = unsafe { region.start.add(current.1) };
+    current.1 += len;
+    Some((start, region))
+}
 
 /// Zeroed memory that starts on a cache line.
 #[derive(Debug)]
 pub struct AlignedBytes {
     start: NonNull<u8>,
     len: usize,
-    mapped: bool,
+    /// `None` where the memory is the allocator's.
+    region: Option<Arc<Region>>,
 }
 
 // SAFETY: the memory is owned and has no interior state; sharing is governed by the borrow of the owner.
@@ -39,15 +89,18 @@ impl AlignedBytes {
         if len >= CHECKED_BYTES && len as u64 > SystemMemory::read().free_bytes {
             return Err(out_of_memory());
         }
-        if len >= MAPPED_BYTES
-            && let Some(start) = map_zeroed(len)
-        {
-            return Ok(Self { start, len, mapped: true });
+        let mapped = match len {
+            0..SHARED_BYTES => None,
+            SHARED_BYTES..MAPPED_BYTES => cut(len),
+            MAPPED_BYTES.. => Region::new(len).map(|region| (region.start, region)),
+        };
+        if let Some((start, region)) = mapped {
+            return Ok(Self { start, len, region: Some(region) });
         }
         let layout = Self::layout(len).ok_or_else(out_of_memory)?;
         // SAFETY: the layout has a non-zero size.
         let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
-        Ok(Self { start, len, mapped: false })
+        Ok(Self { start, len, region: None })
     }
 
     fn layout(len: usize) -> Option<Layout> {
@@ -66,9 +119,9 @@ impl AlignedBytes {
 
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
-        if self.mapped {
-            unmap(self.start, self.len);
-        } else if let Some(layout) = Self::layout(self.len) {
+        if self.region.is_none()
+            && let Some(layout) = Self::layout(self.len)
+        {
             // SAFETY: allocated in `zeroed` with this very layout.
             unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
         }
@@ -165,13 +218,24 @@ mod tests {
 
     #[test]
     fn memory_is_zeroed_and_aligned() {
-        for len in [0, 1, 1000, MAPPED_BYTES + 3] {
-            let bytes = AlignedBytes::zeroed(len, "a test").expect("small");
+        let sizes = [0, 1, 1000, SHARED_BYTES, SHARED_BYTES + 1, MAPPED_BYTES - 1, MAPPED_BYTES + 3];
+        let all = sizes.map(|len| (len, AlignedBytes::zeroed(len, "a test").expect("small")));
+        for (len, bytes) in &all {
             assert_eq!(bytes.as_mut_ptr() as usize % ALIGNMENT, 0);
-            // SAFETY: `len` bytes were allocated and nobody writes.
-            let slice = unsafe { std::slice::from_raw_parts(bytes.as_mut_ptr(), len) };
+            // SAFETY: `len` bytes were allocated and nobody else has them.
+            let slice = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr(), *len) };
             assert!(slice.iter().all(|&byte| byte == 0));
+            slice.fill(1);
         }
+    }
+
+    #[test]
+    fn regions_are_shared_and_replaced_when_full() {
+        let take = || AlignedBytes::zeroed(MAPPED_BYTES / 2, "a test").expect("small");
+        let all: Vec<AlignedBytes> = (0..2 * REGION_BYTES / MAPPED_BYTES + 2).map(|_| take()).collect();
+        let mut starts: Vec<usize> = all.iter().map(|bytes| bytes.as_mut_ptr() as usize).collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= MAPPED_BYTES / 2));
     }
 
     #[test]

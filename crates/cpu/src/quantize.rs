@@ -14,13 +14,29 @@ pub struct ActivationBlock {
     pub quants: [i8; 32],
     /// `amax / 127`, rounded to f16, as llama.cpp does.
     pub d: f32,
-    /// −Σ quants, and the same for each half.
-    pub negative_sum: i32,
-    pub negative_sums: [i32; 2],
+    /// [`START_BITS`] − 128 Σ quants, and the same for each half.
+    pub start: i32,
+    pub starts: [i32; 2],
     /// d · Σ quants, and the same for each half.
     pub scaled_sum: f32,
     pub scaled_sums: [f32; 2],
     pub unused: u32,
+}
+
+/// The bits of 1.5 · 2^23. An integer below 2^22 that is added to them makes a float which is that much larger: so a
+/// sum of products which starts here needs no conversion.
+pub const START_BITS: i32 = 0x4b40_0000;
+/// The float of [`START_BITS`].
+pub const START: f32 = 12_582_912.0;
+/// The offset of quants for which a block's `start` is made, as a power of two.
+pub const START_SHIFT: u32 = 7;
+
+impl ActivationBlock {
+    /// −2^shift · Σ quants, of the whole block or of one half.
+    #[inline(always)]
+    pub fn negative_sum(start: i32, shift: u32) -> i32 {
+        start.wrapping_sub(START_BITS) >> (START_SHIFT - shift)
+    }
 }
 
 const _: () = assert!(size_of::<ActivationBlock>() == 64);

@@ -13,16 +13,16 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
-use super::math::{exp, softcap};
 use super::rows::scale_row;
 use super::simd::Simd;
+use super::softmax::soften;
 
 /// Keys of a tile.
 pub const TILE_KEYS: usize = 64;
 /// Keys that lie side by side.
 pub const PANEL_KEYS: usize = 16;
 /// Rows (queries × heads of a group) of a unit, unless a single query has more heads.
-pub const UNIT_ROWS: usize = 128;
+pub const UNIT_ROWS: usize = 96;
 /// From this many rows on a tile's keys and values are opened first.
 const OPENED_ROWS: usize = 5;
 
@@ -72,15 +72,15 @@ pub struct AttentionScratch {
     pub queries: *mut f32, // [rows, value_dim]
     pub outputs: *mut f32, // [rows, value_dim]
     pub scores: *mut f32,  // [rows, TILE_KEYS]
+    pub sums: *mut f32,    // [rows, 16]: lanes are added up at the end
     pub maxima: *mut f32,  // [rows]
-    pub sums: *mut f32,    // [rows]
     pub factors: *mut f32, // [rows]
 }
 
 impl AttentionScratch {
     /// Floats that `rows` rows take.
     pub fn floats(rows: usize, value_dim: usize) -> usize {
-        rows * (2 * value_dim + TILE_KEYS + 3) + TILE_KEYS * value_dim
+        rows.next_multiple_of(16) * (2 * value_dim + TILE_KEYS + 16 + 2) + TILE_KEYS * value_dim
     }
 
     /// Cuts `floats(rows, value_dim)` floats at `base` into the arrays.
@@ -88,12 +88,14 @@ impl AttentionScratch {
     /// # Safety
     /// `base` is valid for that many floats.
     pub unsafe fn at(base: *mut f32, rows: usize, value_dim: usize) -> Self {
+        // Whole vectors of rows.
+        let rows = rows.next_multiple_of(16);
         let queries = base.add(TILE_KEYS * value_dim);
         let outputs = queries.add(rows * value_dim);
         let scores = outputs.add(rows * value_dim);
-        let maxima = scores.add(rows * TILE_KEYS);
-        let sums = maxima.add(rows);
-        Self { opened: base, queries, outputs, scores, maxima, sums, factors: sums.add(rows) }
+        let sums = scores.add(rows * TILE_KEYS);
+        let maxima = sums.add(rows * 16);
+        Self { opened: base, queries, outputs, scores, sums, maxima, factors: maxima.add(rows) }
     }
 }
 
@@ -115,14 +117,40 @@ impl AttentionArgs {
         let values = self.values.add(head * self.block_size * self.value_dim * bytes);
         (keys, values, offset % self.block_size)
     }
+
+    /// The keys of a tile, counted from its first, that a query sees: empty where the end is not after the start.
+    #[inline(always)]
+    pub unsafe fn seen_in(&self, query: usize, tile: usize) -> (usize, usize) {
+        let (low, high) = seen(*self.positions.add(self.query_start + query), self.window);
+        let (low, high) = (low.max(self.kv_start).max(tile), high.min(self.kv_end).min(tile + TILE_KEYS));
+        (low.saturating_sub(tile), high.saturating_sub(tile))
+    }
+
+    /// Panels of a tile that a query needs, counted from the tile's first.
+    #[inline(always)]
+    unsafe fn panels_seen(&self, query: usize, tile: usize) -> usize {
+        let (first, last) = self.seen_in(query, tile);
+        if first < last { last.div_ceil(PANEL_KEYS) } else { 0 }
+    }
+
+    /// The neighbours from `query` on that need as many panels: their end, and the panels.
+    #[inline(always)]
+    unsafe fn run_of(&self, query: usize, tile: usize) -> (usize, usize) {
+        let panels = self.panels_seen(query, tile);
+        let mut end = query + 1;
+        while end < self.num_queries && self.panels_seen(end, tile) == panels {
+            end += 1;
+        }
+        (end, panels)
+    }
 }
 
 /// The kernels for opened keys and values, which do not depend on the format of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenedKernels {
     pub multiply: ChunkKernel,
-    /// `(args, rows, tile, first, last)`.
-    pub add_values: unsafe fn(&AttentionArgs, usize, usize, usize, usize),
+    /// `(args, tile, first, last)`.
+    pub add_values: unsafe fn(&AttentionArgs, usize, usize, usize),
 }
 
 /// Runs a unit.
@@ -140,8 +168,15 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
         let query = (args.query_start + row / args.group) * args.stride + head * args.head_dim;
         let to = scratch.queries.add(row * args.value_dim);
         scale_row::<S>(args.query.add(query), args.head_dim, args.scale, to);
-        *scratch.maxima.add(row) = f32::NEG_INFINITY;
-        *scratch.sums.add(row) = 0.0;
+        if args.partial.is_null() {
+            // Its lines are wanted at the end.
+            for i in (0..args.head_dim).step_by(16) {
+                S::prefetch_far(args.output.wrapping_add(query + i).cast_const().cast());
+            }
+        }
+        // Not minus infinity, so that differences of maxima are never NaN.
+        *scratch.maxima.add(row) = f32::MIN;
+        S::store(scratch.sums.add(row * 16), S::splat(0.0));
         for i in (0..args.value_dim).step_by(16) {
             S::store(scratch.outputs.add(row * args.value_dim + i), S::splat(0.0));
         }
@@ -151,14 +186,12 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
         score::<S, E>(args, rows, tile, first, last, opened.multiply);
-        for row in 0..rows {
-            soften_row::<S>(args, row, tile);
-        }
+        soften::<S>(args, rows, tile);
         if rows >= OPENED_ROWS {
             open_values::<S, E>(args, tile, first, last);
-            (opened.add_values)(args, rows, tile, first, last);
+            (opened.add_values)(args, tile, first, last);
         } else {
-            add_values::<S, E, false>(args, rows, tile, first, last);
+            add_values::<S, E, false>(args, tile, first, last);
         }
         tile += TILE_KEYS;
     }
@@ -167,7 +200,8 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     }
 }
 
-/// The scores of all rows with the keys `first..last` of a tile, in whole panels.
+/// The scores of all rows with the keys `first..last` of a tile, in whole panels; those that a row does not see may be
+/// left out.
 #[inline(always)]
 unsafe fn score<S: Simd, E: Element>(
     args: &AttentionArgs,
@@ -193,6 +227,7 @@ unsafe fn score<S: Simd, E: Element>(
         out_panel_stride: PANEL_KEYS,
         accumulate: false,
     };
+    let first_panel = panels.start - tile / PANEL_KEYS;
     for (i, panel) in panels.enumerate() {
         let (keys, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
         let keys = keys.add(inside * args.head_dim * E::BYTES);
@@ -204,8 +239,15 @@ unsafe fn score<S: Simd, E: Element>(
             floats::multiply_few::<S, E>(&FloatArgs { panels: keys, num_panels: 1, out, ..all });
         }
     }
-    if rows >= OPENED_ROWS {
-        floats::multiply_opened(&all, multiply);
+    let mut query = 0;
+    while rows >= OPENED_ROWS && query < args.num_queries {
+        let (end, panels) = args.run_of(query, tile);
+        if panels > first_panel {
+            let (row, num_rows) = (query * args.group, (end - query) * args.group);
+            let num_panels = panels - first_panel;
+            floats::multiply_opened(&FloatArgs { num_panels, num_rows, ..all.at(0, row) }, multiply);
+        }
+        query = end;
     }
 }
 
@@ -242,95 +284,37 @@ unsafe fn open_values<S: Simd, E: Element>(args: &AttentionArgs, tile: usize, fi
     }
 }
 
-/// Turns the scores of a row's tile into weights, and moves the row's maximum and sum on.
-#[inline(always)]
-unsafe fn soften_row<S: Simd>(args: &AttentionArgs, row: usize, tile: usize) {
-    let scratch = &args.scratch;
-    let position = *args.positions.add(args.query_start + row / args.group);
-    let (low, high) = seen(position, args.window);
-    let within = |key: usize| key.clamp(tile, tile + TILE_KEYS) - tile;
-    let (first, last) = (within(low.max(args.kv_start)), within(high.min(args.kv_end)));
-    let scores = scratch.scores.add(row * TILE_KEYS);
-    if first >= last {
-        *scratch.factors.add(row) = 1.0;
-        for i in (0..TILE_KEYS).step_by(16) {
-            S::store(scores.add(i), S::splat(0.0));
-        }
-        return;
-    }
-    let vectors = first / 16..last.div_ceil(16);
-    if args.softcap.is_some() || !args.slopes.is_null() {
-        for i in vectors.clone() {
-            let at = scores.add(i * 16);
-            let mut score = S::load(at);
-            if let Some(cap) = args.softcap {
-                score = softcap::<S>(score, cap);
-            }
-            if !args.slopes.is_null() {
-                let slope = *args.slopes.add(args.kv_head * args.group + row % args.group);
-                let start = (tile + i * 16) as f32 - position as f32;
-                let distance = S::add(S::splat(start), S::load(IOTA.as_ptr()));
-                score = S::fma(S::splat(slope), distance, score);
-            }
-            S::store(at, score);
-        }
-    }
-    for key in (vectors.start * 16..first).chain(last..vectors.end * 16) {
-        *scores.add(key) = f32::NEG_INFINITY;
-    }
-    let before = *scratch.maxima.add(row);
-    let mut largest = S::splat(before);
-    for i in vectors.clone() {
-        largest = S::max(largest, S::load(scores.add(i * 16)));
-    }
-    // All scores may be minus infinity; the difference below must then not be NaN.
-    let largest = S::maximum(largest).max(f32::MIN);
-    let mut sum = S::splat(0.0);
-    if vectors.len() == TILE_KEYS / 16 {
-        // The usual case, without a branch between the vectors.
-        for i in 0..TILE_KEYS / 16 {
-            let at = scores.add(i * 16);
-            let weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
-            sum = S::add(sum, weight);
-            S::store(at, weight);
-        }
-    } else {
-        for i in 0..TILE_KEYS / 16 {
-            let at = scores.add(i * 16);
-            let mut weight = S::splat(0.0);
-            if vectors.contains(&i) {
-                weight = exp::<S>(S::sub(S::load(at), S::splat(largest)));
-                sum = S::add(sum, weight);
-            }
-            S::store(at, weight);
-        }
-    }
-    let mut factor = 1.0;
-    if before != largest {
-        let mut factors = [0.0f32; 16];
-        S::store(factors.as_mut_ptr(), exp::<S>(S::splat(before - largest)));
-        factor = factors[0];
-    }
-    *scratch.maxima.add(row) = largest;
-    *scratch.sums.add(row) = *scratch.sums.add(row) * factor + S::sum(sum);
-    *scratch.factors.add(row) = factor;
-}
-
-static IOTA: [f32; 16] =
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
-
-/// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile.
+/// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile, as far as rows see them.
 #[inline(always)]
 unsafe fn add_values<S: Simd, E: Element, const OPENED: bool>(
     args: &AttentionArgs,
-    rows: usize,
     tile: usize,
     first: usize,
     last: usize,
 ) {
-    let mut row = 0;
-    while row < rows {
-        let left = rows - row;
+    let mut query = 0;
+    while query < args.num_queries {
+        let (end, panels) = args.run_of(query, tile);
+        let last = last.min(tile + panels * PANEL_KEYS);
+        if first < last {
+            add_values_of::<S, E, OPENED>(args, query * args.group, end * args.group, tile, first, last);
+        }
+        query = end;
+    }
+}
+
+/// The same for the rows `row..end`.
+#[inline(always)]
+unsafe fn add_values_of<S: Simd, E: Element, const OPENED: bool>(
+    args: &AttentionArgs,
+    mut row: usize,
+    end: usize,
+    tile: usize,
+    first: usize,
+    last: usize,
+) {
+    while row < end {
+        let left = end - row;
         row += if S::WIDE && OPENED && left >= 6 {
             add_values_to::<S, E, OPENED, 6, 4>(args, row, tile, first, last);
             6
@@ -352,8 +336,8 @@ unsafe fn add_values<S: Simd, E: Element, const OPENED: bool>(
 
 /// The same with opened values.
 #[inline(always)]
-pub unsafe fn add_opened<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize) {
-    add_values::<S, ElementF32, true>(args, rows, tile, first, last);
+pub unsafe fn add_opened<S: Simd>(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
+    add_values::<S, ElementF32, true>(args, tile, first, last);
 }
 
 /// The same for `T` rows, `D` vectors of dimensions at a time.
@@ -430,7 +414,7 @@ unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: us
 #[inline(always)]
 unsafe fn finish_row<S: Simd>(args: &AttentionArgs, row: usize) {
     let outputs = args.scratch.outputs.add(row * args.value_dim);
-    let sum = *args.scratch.sums.add(row);
+    let sum = S::sum(S::load(args.scratch.sums.add(row * 16)));
     let (query, head) = (row / args.group, args.kv_head * args.group + row % args.group);
     // A row that saw no key has nothing to say: zeros, and a log-sum-exp of minus infinity.
     let factor = if sum > 0.0 { 1.0 / sum } else { 0.0 };

@@ -24,6 +24,7 @@ impl Simd for Avx2 {
     type B = Pair<__m256i>;
     const TILE: usize = 4;
     const QUANT_TILE: (usize, usize) = (1, 4);
+    const BIASED: bool = false;
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -116,6 +117,17 @@ impl Simd for Avx2 {
         Pair(keep(value.0, x.0), keep(value.1, x.1))
     }
     #[inline(always)]
+    unsafe fn only(x: Self::F, first: usize, last: usize) -> Self::F {
+        let (first, last) = (_mm256_set1_ps(first as f32), _mm256_set1_ps(last as f32));
+        let lanes = _mm256_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0);
+        let half = |x, lanes| {
+            let (from, to) =
+                (_mm256_cmp_ps::<_CMP_GE_OQ>(lanes, first), _mm256_cmp_ps::<_CMP_LT_OQ>(lanes, last));
+            _mm256_blendv_ps(_mm256_set1_ps(f32::NEG_INFINITY), x, _mm256_and_ps(from, to))
+        };
+        Pair(half(x.0, lanes), half(x.1, _mm256_add_ps(lanes, _mm256_set1_ps(8.0))))
+    }
+    #[inline(always)]
     unsafe fn sum(a: Self::F) -> f32 {
         let eight = _mm256_add_ps(a.0, a.1);
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
@@ -149,9 +161,8 @@ impl Simd for Avx2 {
         Pair(_mm256_set1_epi32(x), _mm256_set1_epi32(x))
     }
     #[inline(always)]
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
-        let bits = _mm_cvtsi32_si128(bits as i32);
-        Pair(_mm256_sll_epi32(a.0, bits), _mm256_sll_epi32(a.1, bits))
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        Pair(_mm256_castsi256_ps(a.0), _mm256_castsi256_ps(a.1))
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
@@ -165,12 +176,17 @@ impl Simd for Avx2 {
         _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
     }
     #[inline(always)]
-    unsafe fn round_to_f16(x: f32) -> f32 {
-        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x))))
-    }
-    #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(to: *const u8) {
+        _mm_prefetch::<_MM_HINT_ET0>(to.cast());
+    }
+    #[inline(always)]
+    unsafe fn prefetch_far(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
     }
 
     #[inline(always)]
@@ -193,6 +209,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         both!(_mm256_or_si256, a, b)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B {
+        both!(_mm256_add_epi8, a, b)
     }
     #[inline(always)]
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {

@@ -16,6 +16,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     const TILE: usize = 8;
     // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
     const QUANT_TILE: (usize, usize) = if VNNI { (3, 4) } else { (1, 8) };
+    const BIASED: bool = VNNI;
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -76,6 +77,13 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm512_div_ps(a, b)
     }
     #[inline(always)]
+    unsafe fn reciprocal(a: Self::F) -> Self::F {
+        // 14 bits and one step of Newton's: a division takes as long as a dozen multiplications.
+        let near = _mm512_rcp14_ps(a);
+        let rest = _mm512_fnmadd_ps(a, near, _mm512_set1_ps(1.0));
+        _mm512_fmadd_ps(near, rest, near)
+    }
+    #[inline(always)]
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
         _mm512_max_ps(a, b)
     }
@@ -94,6 +102,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F {
         _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_set1_ps(limit)), value)
+    }
+    #[inline(always)]
+    unsafe fn only(x: Self::F, first: usize, last: usize) -> Self::F {
+        let lanes = (1u32 << last) - (1u32 << first);
+        _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), lanes as u16, x)
     }
     #[inline(always)]
     unsafe fn sum(a: Self::F) -> f32 {
@@ -121,8 +134,8 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm512_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
-        _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits as i32))
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        _mm512_castsi512_ps(a)
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
@@ -134,12 +147,17 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
     }
     #[inline(always)]
-    unsafe fn round_to_f16(x: f32) -> f32 {
-        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm_set_ss(x))))
-    }
-    #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(to: *const u8) {
+        _mm_prefetch::<_MM_HINT_ET0>(to.cast());
+    }
+    #[inline(always)]
+    unsafe fn prefetch_far(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
     }
 
     #[inline(always)]
@@ -161,6 +179,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         _mm512_or_si512(a, b)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B {
+        _mm512_add_epi8(a, b)
     }
     #[inline(always)]
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {

@@ -73,7 +73,7 @@ pub struct FloatArgs {
 impl FloatArgs {
     /// The same from another panel and row on.
     #[inline(always)]
-    unsafe fn at(&self, panel: usize, row: usize) -> Self {
+    pub unsafe fn at(&self, panel: usize, row: usize) -> Self {
         Self {
             panels: self.panels.add(panel * self.panel_stride),
             rows: self.rows.add(row * self.stride),

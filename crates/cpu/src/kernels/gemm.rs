@@ -37,6 +37,10 @@ pub struct PanelArgs {
     pub stride: usize,
     /// Floats between the results of two panels.
     pub out_stride: usize,
+    /// Where the first result of the first of all tokens will go in the end, and the bytes from there to the next token's:
+    /// only asked for ahead. Null where it is not known.
+    pub target: *const u8,
+    pub target_stride: usize,
 }
 
 /// The most panels of one call.
@@ -162,14 +166,14 @@ unsafe fn add_block<S: Simd, Q: Quant>(
     let high = [groups[4], groups[5], groups[6], groups[7]];
     let d = S::splat((*block).d);
     // Starting at minus offset · Σa takes the offset out of every quant.
-    let start = |negative_sum: i32| match Q::OFFSET_SHIFT {
-        Some(shift) => S::shift_left(S::splat_int(negative_sum), shift),
+    let start = |start: i32| match Q::OFFSET_SHIFT {
+        Some(shift) => S::splat_int(ActivationBlock::negative_sum(start, shift)),
         None => S::splat_int(0),
     };
     match Q::SCALES {
         Scales::Plain | Scales::WithMin | Scales::SubMin32 => {
-            let sum = dot_both::<S, Q>(start((*block).negative_sum), low, high, quants);
-            let mut total = S::fma(S::to_float(sum), S::mul(scales.scale[0], d), total);
+            let sum = dot_both::<S, Q>(start((*block).start), low, high, quants);
+            let mut total = S::fma(S::mul(S::to_float(sum), scales.scale[0]), d, total);
             if Q::OFFSET_SHIFT.is_none() {
                 total = S::fma(scales.min[0], S::splat((*block).scaled_sum), total);
             }
@@ -178,9 +182,8 @@ unsafe fn add_block<S: Simd, Q: Quant>(
         Scales::SubSigned16 | Scales::SubNibble16 => {
             let mut total = total;
             for (half, weights) in [low, high].into_iter().enumerate() {
-                let sum =
-                    dot_one::<S, Q>(start((*block).negative_sums[half]), weights, quants.add(half * 16));
-                total = S::fma(S::to_float(sum), S::mul(scales.scale[half], d), total);
+                let sum = dot_one::<S, Q>(start((*block).starts[half]), weights, quants.add(half * 16));
+                total = S::fma(S::mul(S::to_float(sum), scales.scale[half]), d, total);
                 if Q::OFFSET_SHIFT.is_none() {
                     total = S::fma(scales.min[half], S::splat((*block).scaled_sums[half]), total);
                 }
@@ -207,12 +210,14 @@ unsafe fn dot_both<S: Simd, Q: Quant>(sum: S::I, low: [S::B; 4], high: [S::B; 4]
 /// How far ahead of the use quants are asked for: the processor's own prefetching stops at every page.
 const AHEAD: usize = 2048;
 
+/// Asks for a block that lies [`AHEAD`] of this one, `left` bytes of whose panel are still to come, this one included. What
+/// would lie behind the panel is looked for in the panel that this pass goes on with, `next` panels away.
 #[inline(always)]
-unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, scales: *const u8) {
+unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, left: usize, next: usize) {
+    let ahead = quants.wrapping_add(if left > AHEAD { AHEAD } else { AHEAD + next });
     for line in 0..Q::PLANES.bytes() / 64 {
-        S::prefetch(quants.wrapping_add(AHEAD + line * 64));
+        S::prefetch(ahead.wrapping_add(line * 64));
     }
-    S::prefetch(scales.wrapping_add(AHEAD / 4));
 }
 
 /// `R` panels times `T` tokens that lie side by side, `blocks` being the first one's first block.
@@ -225,12 +230,14 @@ unsafe fn quant_tile<S: Simd, Q: Quant, const R: usize, const T: usize>(
     let mut totals = [[S::splat(0.0); T]; R];
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     let blocks_per_header = Q::SCALES.blocks_per_header();
+    let mut left = args.quants_stride;
     for _ in 0..args.cols / BLOCK / blocks_per_header {
         for i in 0..blocks_per_header {
             for r in 0..R {
                 let (quants, scales) =
                     (quants.add(r * args.quants_stride), scales.add(r * args.scales_stride));
-                prefetch::<S, Q>(quants, scales.wrapping_add(i * 64));
+                prefetch::<S, Q>(quants, left, (R - 1) * args.quants_stride);
+                S::prefetch(scales.wrapping_add(i * 64 + AHEAD / 4));
                 let groups = unpack::<S, Q>(quants);
                 let block_scales = block_scales::<S, Q>(scales, i);
                 for t in 0..T {
@@ -238,6 +245,7 @@ unsafe fn quant_tile<S: Simd, Q: Quant, const R: usize, const T: usize>(
                 }
             }
             quants = quants.add(Q::PLANES.bytes());
+            left -= Q::PLANES.bytes();
             blocks = blocks.add(args.lanes);
         }
         scales = scales.add(Q::SCALES.group_bytes());

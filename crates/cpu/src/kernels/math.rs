@@ -22,11 +22,10 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     let rest = S::fma(whole, S::splat(-0.693_359_4), bounded);
     let rest = S::fma(whole, S::splat(2.121_944_4e-4), rest);
     let mut series = S::splat(1.987_569_1e-4);
-    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5] {
+    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5, 1.0, 1.0] {
         series = S::fma(series, rest, S::splat(coefficient));
     }
-    let value = S::add(S::fma(series, S::mul(rest, rest), rest), S::splat(1.0));
-    S::zero_below(S::mul(value, S::exp2_int(power)), x, EXP_LOW)
+    S::zero_below(S::mul(series, S::exp2_int(power)), x, EXP_LOW)
 }
 
 /// 1 − 2 / (e^2x + 1).
@@ -39,7 +38,7 @@ pub unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
 #[inline(always)]
 unsafe fn sigmoid<S: Simd>(x: S::F) -> S::F {
     let one = S::splat(1.0);
-    S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    S::reciprocal(S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
 }
 
 /// The error function by the five-term formula 7.1.26 of Abramowitz and Stegun: within 1.5e-7.

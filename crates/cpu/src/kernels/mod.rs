@@ -14,6 +14,7 @@ mod math;
 mod portable;
 pub mod rows;
 mod simd;
+mod softmax;
 mod table;
 mod tile;
 

@@ -52,6 +52,7 @@ impl Simd for Portable {
     type B = [u8; 64];
     const TILE: usize = 4;
     const QUANT_TILE: (usize, usize) = (1, 4);
+    const BIASED: bool = false;
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -131,6 +132,15 @@ impl Simd for Portable {
         zip(value, x, |value, x| if x >= limit { value } else { 0.0 })
     }
     #[inline(always)]
+    unsafe fn only(mut x: Self::F, first: usize, last: usize) -> Self::F {
+        for (lane, x) in x.iter_mut().enumerate() {
+            if lane < first || lane >= last {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        x
+    }
+    #[inline(always)]
     unsafe fn sum(a: Self::F) -> f32 {
         fold(a, |a, b| a + b)
     }
@@ -157,8 +167,8 @@ impl Simd for Portable {
         [x; 16]
     }
     #[inline(always)]
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I {
-        map(a, |a| a << bits)
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        map(a, |a| f32::from_bits(a as u32))
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32 {
@@ -166,11 +176,11 @@ impl Simd for Portable {
         fold(a, i32::wrapping_add)
     }
     #[inline(always)]
-    unsafe fn round_to_f16(x: f32) -> f32 {
-        half::f16::from_f32(x).to_f32()
-    }
-    #[inline(always)]
     unsafe fn prefetch(_from: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_far(_from: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_write(_to: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::B {
@@ -191,6 +201,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         zip(a, b, |a, b| a | b)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B {
+        zip(a, b, u8::wrapping_add)
     }
     #[inline(always)]
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B {

@@ -6,11 +6,13 @@
 //! As in [`super::simd`]; row pointers are valid for the lengths given.
 #![allow(unsafe_op_in_unsafe_fn)]
 
+use std::mem::MaybeUninit;
+
 use baton_backend::{Activation, RopeStyle};
 
 use super::math::{activate, softcap};
 use super::simd::Simd;
-use crate::quantize::ActivationBlock;
+use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 
 /// A normalisation with its vectors at hand. Vectors are padded to whole vectors of 16.
@@ -61,12 +63,19 @@ unsafe fn statistics<S: Simd>(x: *const f32, len: usize, norm: &NormArgs) -> (f3
         mean = S::sum(sum) / len as f32;
     }
     let mut squares = S::splat(0.0);
+    let mut others = S::splat(0.0);
     let whole = len / 16 * 16;
-    for i in (0..whole).step_by(16) {
+    for i in (0..len / 32 * 32).step_by(32) {
         let value = S::sub(S::load(x.add(i)), S::splat(mean));
         squares = S::fma(value, value, squares);
+        let value = S::sub(S::load(x.add(i + 16)), S::splat(mean));
+        others = S::fma(value, value, others);
     }
-    let mut sum = S::sum(squares);
+    if !whole.is_multiple_of(32) {
+        let value = S::sub(S::load(x.add(whole - 16)), S::splat(mean));
+        squares = S::fma(value, value, squares);
+    }
+    let mut sum = S::sum(S::add(squares, others));
     for i in whole..len {
         sum += (*x.add(i) - mean) * (*x.add(i) - mean);
     }
@@ -91,25 +100,61 @@ pub unsafe fn norm_row<S: Simd>(x: *const f32, len: usize, norm: &NormArgs, out:
     }
 }
 
+/// Blocks that are quantised together: their scales are one vector.
+const BATCH: usize = 16;
+
 /// Quantises a row of whole blocks; its blocks lie `lanes` apart.
 #[inline(always)]
 pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut ActivationBlock, lanes: usize) {
-    for i in 0..len / BLOCK {
-        let x = x.add(i * BLOCK);
-        let (low, high) = (S::load(x), S::load(x.add(16)));
-        let largest = S::maximum(S::max(S::abs(low), S::abs(high)));
-        let d = S::round_to_f16(largest / 127.0);
-        let inverse = S::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let count = len / BLOCK;
+    for first in (0..count).step_by(BATCH) {
+        // Rows are too short for the processor to see the stream by itself.
+        for line in (((first + BATCH) * BLOCK).min(len)..((first + 2 * BATCH) * BLOCK).min(len)).step_by(16) {
+            S::prefetch(x.add(line).cast());
+        }
+        let (x, blocks) = (x.add(first * BLOCK), blocks.add(first * lanes));
+        quantize_blocks::<S>(x, BATCH.min(count - first), blocks, lanes);
+    }
+}
+
+/// At most [`BATCH`] blocks. They are put together nearby and copied as whole lines: a line that is far away is waited
+/// for once, and not at each of its fields.
+#[inline(always)]
+unsafe fn quantize_blocks<S: Simd>(x: *const f32, count: usize, blocks: *mut ActivationBlock, lanes: usize) {
+    let mut near: MaybeUninit<[ActivationBlock; BATCH]> = MaybeUninit::uninit();
+    let near = near.as_mut_ptr().cast::<ActivationBlock>();
+    let mut scales = [0.0f32; BATCH];
+    for (i, scale) in scales[..count].iter_mut().enumerate() {
+        S::prefetch_write(blocks.add(i * lanes).cast());
+        let (low, high) = (S::load(x.add(i * BLOCK)), S::load(x.add(i * BLOCK + 16)));
+        *scale = S::maximum(S::max(S::abs(low), S::abs(high)));
+    }
+    let largest = S::load(scales.as_ptr());
+    let mut halves = [0u16; BATCH];
+    S::store_f16(halves.as_mut_ptr(), S::div(largest, S::splat(127.0)));
+    S::store(scales.as_mut_ptr(), S::load_f16(halves.as_ptr()));
+    let mut inverses = [0.0f32; BATCH];
+    // Zero, and whatever is no number, stay zero.
+    let inverse = S::zero_below(S::div(S::splat(127.0), largest), largest, f32::from_bits(1));
+    S::store(inverses.as_mut_ptr(), inverse);
+    for i in 0..count {
+        let inverse = S::splat(inverses[i]);
+        let (low, high) = (S::load(x.add(i * BLOCK)), S::load(x.add(i * BLOCK + 16)));
         let (low, high) = (S::to_int(S::mul(low, inverse)), S::to_int(S::mul(high, inverse)));
-        let block = blocks.add(i * lanes);
+        let block = near.add(i);
         let quants = (&raw mut (*block).quants).cast::<i8>();
         let sums = [S::store_i8(quants, low), S::store_i8(quants.add(16), high)];
-        let sum = sums[0].wrapping_add(sums[1]);
+        let (sum, d) = (sums[0].wrapping_add(sums[1]), scales[i]);
+        let start = |sum: i32| START_BITS.wrapping_sub(sum << START_SHIFT);
         (*block).d = d;
-        (*block).negative_sum = sum.wrapping_neg();
-        (*block).negative_sums = sums.map(i32::wrapping_neg);
+        (*block).start = start(sum);
+        (*block).starts = [start(sums[0]), start(sums[1])];
         (*block).scaled_sum = d * sum as f32;
-        (*block).scaled_sums = sums.map(|sum| d * sum as f32);
+        (*block).scaled_sums = [d * sums[0] as f32, d * sums[1] as f32];
+        (*block).unused = 0;
+    }
+    for i in 0..count {
+        S::store_bytes(blocks.add(i * lanes).cast(), S::load_bytes(near.add(i).cast_const().cast()));
     }
 }
 
@@ -199,9 +244,13 @@ pub unsafe fn rotate_head<S: Simd>(
 /// `out = a * factor`, for any length.
 #[inline(always)]
 pub unsafe fn scale_row<S: Simd>(x: *const f32, len: usize, factor: f32, out: *mut f32) {
-    for i in (0..len).step_by(16) {
-        let value = S::mul(load_some::<S>(x.add(i), len - i), S::splat(factor));
-        store_some::<S>(out.add(i), value, len - i);
+    let (factor, whole) = (S::splat(factor), len / 16 * 16);
+    for i in (0..whole).step_by(16) {
+        S::store(out.add(i), S::mul(S::load(x.add(i)), factor));
+    }
+    if whole < len {
+        let value = S::mul(load_tail::<S>(x.add(whole), len - whole), factor);
+        store_tail::<S>(out.add(whole), value, len - whole);
     }
 }
 

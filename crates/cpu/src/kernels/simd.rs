@@ -17,6 +17,8 @@ pub trait Simd: Copy + 'static {
     const TILE: usize;
     /// Panels and tokens that the blocked product of quantised weights holds in registers.
     const QUANT_TILE: (usize, usize);
+    /// Blocked products sum up from [`START_BITS`](crate::quantize::START_BITS), with weights of eight bits at no cost.
+    const BIASED: bool;
     /// There are 32 registers, each of a whole vector, so that a tile of 24 sums fits.
     const WIDE: bool;
 
@@ -38,6 +40,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// 1 / a to about one unit in the last place, for finite `a` from 1 on.
+    #[inline(always)]
+    unsafe fn reciprocal(a: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::div(Self::splat(1.0), a) }
+    }
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
@@ -45,6 +53,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn abs(a: Self::F) -> Self::F;
     /// `value` where `x >= limit`, else 0.
     unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F;
+    /// Lanes `first..last` of `x`; minus infinity in the others.
+    unsafe fn only(x: Self::F, first: usize, last: usize) -> Self::F;
     unsafe fn sum(a: Self::F) -> f32;
     unsafe fn maximum(a: Self::F) -> f32;
 
@@ -54,19 +64,23 @@ pub trait Simd: Copy + 'static {
     /// Two to the power of each lane, which is in -126..=127.
     unsafe fn exp2_int(a: Self::I) -> Self::F;
     unsafe fn splat_int(x: i32) -> Self::I;
-    unsafe fn shift_left(a: Self::I, bits: u32) -> Self::I;
+    /// The floats with these bits.
+    unsafe fn from_bits(a: Self::I) -> Self::F;
     /// Stores lanes that fit in i8 and returns their sum.
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32;
-    /// The nearest f16.
-    unsafe fn round_to_f16(x: f32) -> f32;
     /// Asks for the cache line at `from`, which may be any address.
     unsafe fn prefetch(from: *const u8);
+    /// The same for a line that will be written.
+    unsafe fn prefetch_write(to: *const u8);
+    /// Asks for the line, but no nearer than the second-level cache.
+    unsafe fn prefetch_far(from: *const u8);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
     unsafe fn store_bytes(to: *mut u8, x: Self::B);
     unsafe fn splat_byte(x: u8) -> Self::B;
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn add_bytes(a: Self::B, b: Self::B) -> Self::B;
     /// Shifts, in which bits may cross into the neighbour byte: mask them away.
     unsafe fn bytes_right(a: Self::B, bits: u32) -> Self::B;
     unsafe fn bytes_left(a: Self::B, bits: u32) -> Self::B;

@@ -93,8 +93,8 @@ macro_rules! table {
                 floats::multiply_chunk::<$simd>(args);
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn add_opened(args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize) {
-                attention::add_opened::<$simd>(args, rows, tile, first, last);
+            unsafe fn add_opened(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
+                attention::add_opened::<$simd>(args, tile, first, last);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn float_panels<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {

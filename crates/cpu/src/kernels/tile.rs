@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 use super::gemm::{MAX_PANELS, PanelArgs, block_scales, unpack};
 use super::simd::Simd;
-use crate::quantize::{ActivationBlock, LANES};
+use crate::quantize::{ActivationBlock, LANES, START, START_BITS, START_SHIFT};
 use crate::weights::formats::{BLOCK, PANEL_ROWS, Planes, Quant, Scales};
 
 /// The most blocks along k that are opened at once.
@@ -22,14 +22,50 @@ const MAX_BLOCKS: usize = 20;
 const DEPTH: usize = 16;
 /// Bytes of an opened block.
 const BLOCK_BYTES: usize = BLOCK * PANEL_ROWS;
-/// Vectors of f32 of an opened block: two scales, two mins.
-const SCALE_VECTORS: usize = 4;
-const SCALE_FLOATS: usize = SCALE_VECTORS * PANEL_ROWS;
+/// The most vectors of f32 of an opened block: see [`scale_floats`].
+const MAX_SCALE_VECTORS: usize = 6;
 
 #[repr(align(64))]
 struct Opened {
     quants: [MaybeUninit<u8>; MAX_PANELS * MAX_BLOCKS * BLOCK_BYTES],
-    scales: [MaybeUninit<f32>; MAX_PANELS * MAX_BLOCKS * SCALE_FLOATS],
+    scales: [MaybeUninit<f32>; MAX_PANELS * MAX_BLOCKS * MAX_SCALE_VECTORS * PANEL_ROWS],
+}
+
+/// Floats of the scales of an opened block: for each half a scale, its product with −[`START`] where sums start there,
+/// and a min where there are mins.
+const fn scale_floats<S: Simd>(halves: usize, mins: bool) -> usize {
+    halves * (1 + S::BIASED as usize + mins as usize) * PANEL_ROWS
+}
+
+/// Memory that will be wanted after this product: it is asked for while the product keeps the processor busy.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    from: *const u8,
+    bytes: usize,
+}
+
+impl Ahead {
+    /// The part of a walk over `whole` bytes of the next panels that belongs to `section` of `sections`.
+    fn new(from: *const u8, whole: usize, section: usize, sections: usize) -> Self {
+        let (start, end) = (whole * section / sections, whole * (section + 1) / sections);
+        Self { from: from.wrapping_add(start), bytes: end - start }
+    }
+
+    /// Whole lines for each of `steps` steps.
+    fn share(&self, steps: usize) -> usize {
+        self.bytes.div_ceil(steps.max(1)).next_multiple_of(64)
+    }
+
+    /// Asks for one step's share and goes on behind it.
+    #[inline(always)]
+    unsafe fn ask<S: Simd>(&mut self, share: usize) {
+        let share = share.min(self.bytes);
+        for at in (0..share).step_by(64) {
+            S::prefetch_far(self.from.wrapping_add(at));
+        }
+        self.from = self.from.wrapping_add(share);
+        self.bytes -= share;
+    }
 }
 
 /// Opened panels and the tokens they are multiplied with.
@@ -53,6 +89,10 @@ pub struct TileArgs {
     out_stride: usize,
     /// The totals start from what is in `out`.
     goes_on: bool,
+    ahead: [Ahead; 2],
+    /// See [`PanelArgs`]; null unless these are the last blocks of the rows.
+    target: *const u8,
+    target_stride: usize,
 }
 
 /// Multiplies opened panels of one class of formats with tokens. It may work on up to three tokens past the last.
@@ -112,16 +152,30 @@ unsafe fn open<S: Simd, Q: Quant>(
         if !is_open::<Q>() {
             let groups = unpack::<S, Q>(from.add(block * Q::PLANES.bytes()));
             for g in 0..8 {
-                S::store_bytes(quants.add(i * BLOCK_BYTES + g * 64), groups[g]);
+                let group = match Q::OFFSET_SHIFT {
+                    // All offsets become the one that the activations' `start` is made for.
+                    Some(shift) if S::BIASED && shift < START_SHIFT => {
+                        S::add_bytes(groups[g], S::splat_byte((1 << START_SHIFT) - (1 << shift)))
+                    }
+                    _ => groups[g],
+                };
+                S::store_bytes(quants.add(i * BLOCK_BYTES + g * 64), group);
             }
         }
         let header = headers.add(block / per_header * Q::SCALES.group_bytes());
         let opened = block_scales::<S, Q>(header, block % per_header);
-        let to = scales.add(i * SCALE_FLOATS);
+        let mins = Q::OFFSET_SHIFT.is_none();
+        let mut to = scales.add(i * scale_floats::<S>(halves(Q::SCALES), mins));
         for half in 0..halves(Q::SCALES) {
-            S::store(to.add(half * PANEL_ROWS), opened.scale[half]);
-            if Q::OFFSET_SHIFT.is_none() {
-                S::store(to.add((2 + half) * PANEL_ROWS), opened.min[half]);
+            S::store(to, opened.scale[half]);
+            to = to.add(PANEL_ROWS);
+            if S::BIASED {
+                S::store(to, S::mul(opened.scale[half], S::splat(-START)));
+                to = to.add(PANEL_ROWS);
+            }
+            if mins {
+                S::store(to, opened.min[half]);
+                to = to.add(PANEL_ROWS);
             }
         }
     }
@@ -132,7 +186,8 @@ const fn is_open<Q: Quant>() -> bool {
     matches!(Q::PLANES, Planes::Eight) && !Q::LOOKUP
 }
 
-/// `R` panels times `T` tokens that lie side by side.
+/// `R` panels times `T` tokens that lie side by side; the tokens after them are `next` blocks away. A
+/// share of what lies ahead is asked for with each block.
 #[inline(always)]
 unsafe fn tile<
     S: Simd,
@@ -144,6 +199,8 @@ unsafe fn tile<
 >(
     args: &TileArgs,
     blocks: *const ActivationBlock,
+    next: usize,
+    (ahead, share): (&mut Ahead, usize),
     out: *mut f32,
 ) {
     let mut totals = [[S::splat(0.0); R]; T];
@@ -156,11 +213,17 @@ unsafe fn tile<
     }
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     for _ in 0..args.num_blocks {
+        ahead.ask::<S>(share);
+        if S::BIASED {
+            for t in 0..T {
+                S::prefetch(blocks.wrapping_add(next + t).cast());
+            }
+        }
         for half in 0..HALVES {
             add::<S, HALVES, MINS, BITS, R, T>(args, &mut totals, quants, scales, blocks, half);
         }
         quants = quants.add(BLOCK_BYTES);
-        scales = scales.add(SCALE_FLOATS);
+        scales = scales.add(scale_floats::<S>(HALVES, MINS));
         blocks = blocks.add(args.lanes);
     }
     for t in 0..T {
@@ -188,13 +251,17 @@ unsafe fn add<
     half: usize,
 ) {
     let whole = HALVES == 1;
-    let mut sums = [[S::splat_int(0); R]; T];
+    let mut sums = [[S::splat_int(if S::BIASED { START_BITS } else { 0 }); R]; T];
     if !MINS {
         for t in 0..T {
             let block = blocks.add(t);
             // Starting at minus offset · Σa takes the offset out of every quant.
-            let negative = if whole { (*block).negative_sum } else { (*block).negative_sums[half] };
-            sums[t] = [S::shift_left(S::splat_int(negative), args.offset_shift); R];
+            let start = if whole { (*block).start } else { (*block).starts[half] };
+            sums[t] = [S::splat_int(if S::BIASED {
+                start
+            } else {
+                ActivationBlock::negative_sum(start, args.offset_shift)
+            }); R];
         }
     }
     let activations = (&raw const (*blocks).quants).cast::<i8>().add(half * 16);
@@ -204,13 +271,18 @@ unsafe fn add<
     if whole {
         S::dot_tile::<BITS, R, T>(&mut sums, quants.add(256), stride, activations.add(16), token_stride);
     }
+    let per_half = scale_floats::<S>(1, MINS);
     let mut scale = [S::splat(0.0); R];
+    let mut negative = [S::splat(0.0); R];
     let mut min = [S::splat(0.0); R];
     for r in 0..R {
-        let vectors = scales.add(r * MAX_BLOCKS * SCALE_FLOATS);
-        scale[r] = S::load(vectors.add(half * PANEL_ROWS));
+        let vectors = scales.add(r * MAX_BLOCKS * scale_floats::<S>(HALVES, MINS) + half * per_half);
+        scale[r] = S::load(vectors);
+        if S::BIASED {
+            negative[r] = S::load(vectors.add(PANEL_ROWS));
+        }
         if MINS {
-            min[r] = S::load(vectors.add((2 + half) * PANEL_ROWS));
+            min[r] = S::load(vectors.add(per_half - PANEL_ROWS));
         }
     }
     for t in 0..T {
@@ -218,7 +290,13 @@ unsafe fn add<
         let d = S::splat((*block).d);
         let sum = S::splat(if whole { (*block).scaled_sum } else { (*block).scaled_sums[half] });
         for r in 0..R {
-            totals[t][r] = S::fma(S::to_float(sums[t][r]), S::mul(scale[r], d), totals[t][r]);
+            // Both are the exact product of sum and scale, rounded once.
+            let product = if S::BIASED {
+                S::fma(S::from_bits(sums[t][r]), scale[r], negative[r])
+            } else {
+                S::mul(S::to_float(sums[t][r]), scale[r])
+            };
+            totals[t][r] = S::fma(product, d, totals[t][r]);
             if MINS {
                 totals[t][r] = S::fma(min[r], sum, totals[t][r]);
             }
@@ -234,21 +312,39 @@ unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32
 ) {
     let args = &TileArgs {
         quants: args.quants.add(panel * args.quants_stride),
-        scales: args.scales.add(panel * MAX_BLOCKS * SCALE_FLOATS),
+        scales: args.scales.add(panel * MAX_BLOCKS * scale_floats::<S>(HALVES, MINS)),
         out: args.out.add(panel * args.out_stride),
         ..*args
     };
+    let [mut quants, mut scales] = args.ahead;
+    if panel > 0 {
+        (quants.bytes, scales.bytes) = (0, 0);
+    }
+    // Few lines with each block, so that they come while it is multiplied.
+    let steps = args.count.div_ceil(S::QUANT_TILE.1);
+    let (share, scales_share) = (quants.share(steps * args.num_blocks), scales.share(steps));
     let mut done = 0;
     while done < args.count {
         let token = args.first + done;
         let (group, lane) = (token / LANES, token % LANES);
         let blocks = args.blocks.add(group * args.lanes * args.row_blocks + lane);
         let out = args.out.add(done * PANEL_ROWS);
+        scales.ask::<S>(scales_share);
+        if !args.target.is_null() {
+            for t in token..token + S::QUANT_TILE.1 {
+                let line = args.target.wrapping_add(t * args.target_stride + panel * 4 * PANEL_ROWS);
+                for r in 0..R {
+                    S::prefetch_far(line.wrapping_add(r * 4 * PANEL_ROWS));
+                }
+            }
+        }
+        // Of a group of interleaved tokens the second half follows the first at once.
+        let next = if lane == 0 { 4 } else { args.lanes * args.row_blocks - lane };
         if S::QUANT_TILE.1 == 8 && args.count - done > 4 {
-            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, out);
+            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, next, (&mut quants, share), out);
             done += 8;
         } else {
-            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, out);
+            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, next, (&mut quants, share), out);
             done += 4;
         }
     }
@@ -292,13 +388,19 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
         let num_blocks = depth.min(row_blocks - first_block);
         for panel in 0..args.num_panels {
             let quants = opened.add(panel * MAX_BLOCKS * BLOCK_BYTES);
-            let scales = scales.add(panel * MAX_BLOCKS * SCALE_FLOATS);
+            let floats = scale_floats::<S>(halves(Q::SCALES), Q::OFFSET_SHIFT.is_none());
+            let scales = scales.add(panel * MAX_BLOCKS * floats);
             open::<S, Q>(args, panel, first_block, num_blocks, quants, scales);
         }
         let (quants, quants_stride) = if is_open::<Q>() {
             (args.quants.add(first_block * BLOCK_BYTES), args.quants_stride)
         } else {
             (opened.cast_const(), MAX_BLOCKS * BLOCK_BYTES)
+        };
+        let (section, sections) = (first_block / depth, row_blocks.div_ceil(depth));
+        let ahead = |from: *const u8, stride: usize| {
+            let whole = args.num_panels * stride;
+            Ahead::new(from.wrapping_add(whole), whole, section, sections)
         };
         multiply(&TileArgs {
             quants,
@@ -315,6 +417,9 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
             out,
             out_stride: args.out_stride,
             goes_on: first_block > 0,
+            target: if section + 1 == sections { args.target } else { std::ptr::null() },
+            target_stride: args.target_stride,
+            ahead: [ahead(args.quants, args.quants_stride), ahead(args.scales, args.scales_stride)],
         });
     }
 }

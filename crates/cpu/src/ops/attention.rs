@@ -97,7 +97,8 @@ impl Step<'_> {
         self.backend.pool.run(&|worker| {
             let common = common.get();
             while let Some(number) = numbers.take() {
-                let unit = &units[number % num_units];
+                // Later queries see more keys: the long units first, so that no worker ends with one.
+                let unit = &units[num_units - 1 - number % num_units];
                 let item = &plan.items[unit.item as usize];
                 // SAFETY: the shapes were checked, and the kernels are those of this processor.
                 unsafe { attend(&common.unit(worker.index, number / num_units, unit, item)) };

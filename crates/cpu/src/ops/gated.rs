@@ -34,20 +34,22 @@ impl Step<'_> {
         let shared = unsafe { Shared::new((output, bias)) };
         self.backend.pool.run(&|worker| {
             product.prepare(worker, |_| {});
-            let (output, bias) = *shared.get();
+            let (output, bias) = shared.get();
             let (mut gate, mut up) = (Tile::new(), Tile::new());
             while let Some(mut unit) = product.take() {
                 while let Some(group) = product.group(&unit.panels) {
                     unit.panels.start = group.end;
                     let panels = &matrix.panels[group.clone()];
-                    product.multiply(worker, panels, &unit, &mut gate);
+                    product.multiply(worker, panels, &unit, &mut gate, None);
                     let others = num_pairs + group.start..num_pairs + group.end;
-                    product.multiply(worker, &matrix.panels[others], &unit, &mut up);
+                    let column = panels.first().map_or(0, |panel| panel.row as usize);
+                    let target = Some((output, column));
+                    product.multiply(worker, &matrix.panels[others], &unit, &mut up, target);
                     for (i, panel) in panels.iter().enumerate() {
                         let row = panel.row as usize;
                         // SAFETY: shapes were checked above; the weight's panels pair (see `PackedMatrix::panels`).
                         unsafe {
-                            let bias_at = |row: usize| if bias.is_null() { bias } else { bias.add(row) };
+                            let bias_at = |row: usize| if bias.is_null() { *bias } else { bias.add(row) };
                             let epilogue = Epilogue {
                                 bias: bias_at(row),
                                 out: output.row(unit.first_token).add(row),

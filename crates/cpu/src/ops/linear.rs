@@ -29,7 +29,8 @@ pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: 
         while let Some(group) = product.group(&unit.panels) {
             unit.panels.start = group.end;
             let panels = &product.matrix.panels[group];
-            product.multiply(worker, panels, &unit, &mut tile);
+            let column = panels.first().map_or(0, |panel| panel.row as usize);
+            product.multiply(worker, panels, &unit, &mut tile, Some((&target.output, column)));
             for (i, panel) in panels.iter().enumerate() {
                 let row = panel.row as usize;
                 // SAFETY: each (panel, tokens) is written by the one worker that took the unit, within the target.

@@ -20,11 +20,16 @@ use crate::weights::formats::{BLOCK, PANEL_ROWS};
 use crate::weights::{PackedMatrix, Panel};
 
 /// The most tokens of a unit: a multiple of [`LANES`].
-pub const MAX_CHUNK: usize = 128;
-/// Activations of a unit's tokens should stay in the second-level cache.
+pub const MAX_CHUNK: usize = 256;
+/// Float activations of a unit's tokens should stay in the second-level cache.
 const CHUNK_BYTES: usize = 640 << 10;
+/// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are
+/// neighbours, and two cores that write neighbouring lines slow each other down.
+const GROUPED_ROWS: usize = 4 * LANES;
 /// Units for each thread, so that a slow one does not hold up the rest.
 const UNITS_PER_THREAD: usize = 8;
+/// The same where a panel's product takes long.
+const PROMPT_UNITS_PER_THREAD: usize = 16;
 
 /// Floats of one panel in a [`Tile`]: a chunk of tokens, and room to read a vector from any lane on.
 const TILE_STRIDE: usize = (MAX_CHUNK + 1) * PANEL_ROWS;
@@ -70,6 +75,7 @@ pub struct Product<'a> {
     num_panels: usize,
     panels_per_unit: usize,
     num_panel_units: usize,
+    rows_per_unit: usize,
     row_units: Units,
     units: Units,
 }
@@ -125,17 +131,21 @@ impl<'a> Product<'a> {
         };
         let num_threads = step.backend.pool.num_threads();
         let is_private = num_tokens == 1 && num_threads > 1 && !input.in_place;
-        let float_bytes = if matrix.has_floats { 4 * cols } else { 0 };
-        let bytes_per_token = float_bytes.max(cols / BLOCK * size_of::<ActivationBlock>());
-        let chunk = (CHUNK_BYTES / bytes_per_token.max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES;
+        // Panels of floats read whole rows at once, those of quants a section of each row at a time.
+        let chunk = if matrix.has_floats {
+            (CHUNK_BYTES / (4 * cols).max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES
+        } else {
+            MAX_CHUNK
+        };
         let num_chunks = num_tokens.div_ceil(chunk);
-        let mut panels_per_unit =
-            (num_panels * num_chunks / (num_threads * UNITS_PER_THREAD)).clamp(1, num_panels);
+        let per_thread = if num_tokens >= 64 { PROMPT_UNITS_PER_THREAD } else { UNITS_PER_THREAD };
+        let mut panels_per_unit = (num_panels * num_chunks / (num_threads * per_thread)).clamp(1, num_panels);
         // Whole groups, unless that leaves threads without work.
         if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
             panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
         }
         let num_panel_units = num_panels.div_ceil(panels_per_unit);
+        let rows_per_unit = if num_tokens >= GROUPED_ROWS * num_threads { LANES } else { 1 };
         Ok(Self {
             kernels: step.backend.kernels,
             matrix,
@@ -155,7 +165,8 @@ impl<'a> Product<'a> {
             num_panels,
             panels_per_unit,
             num_panel_units,
-            row_units: Units::new(num_tokens),
+            rows_per_unit,
+            row_units: Units::new(num_tokens.div_ceil(rows_per_unit)),
             units: Units::new(num_panel_units * num_chunks),
         })
     }
@@ -169,9 +180,12 @@ impl<'a> Product<'a> {
             }
             return;
         }
-        while let Some(row) = self.row_units.take() {
-            self.prepare_row(worker.index, row);
-            also(row);
+        while let Some(unit) = self.row_units.take() {
+            let first = unit * self.rows_per_unit;
+            for row in first..(first + self.rows_per_unit).min(self.num_tokens) {
+                self.prepare_row(worker.index, row);
+                also(row);
+            }
         }
         worker.barrier();
     }
@@ -226,8 +240,16 @@ impl<'a> Product<'a> {
         Some(range.start..range.start + same.take(MAX_PANELS).count())
     }
 
-    /// Multiplies a group of panels with a unit's tokens.
-    pub fn multiply(&self, worker: &Worker<'_>, panels: &[Panel], unit: &ProductUnit, tile: &mut Tile) {
+    /// Multiplies a group of panels with a unit's tokens. The results will go to the columns of `target` from `column`
+    /// on; that is only a hint.
+    pub fn multiply(
+        &self,
+        worker: &Worker<'_>,
+        panels: &[Panel],
+        unit: &ProductUnit,
+        tile: &mut Tile,
+        target: Option<(&Matrix, usize)>,
+    ) {
         let Some(panel) = panels.first() else { return };
         let part = &self.matrix.parts[panel.part as usize];
         let format: WeightFormat = part.format;
@@ -247,6 +269,10 @@ impl<'a> Product<'a> {
             },
             stride: self.floats.cols,
             out_stride: TILE_STRIDE,
+            target: target.map_or(std::ptr::null(), |(target, column)| {
+                target.start().wrapping_add(column).cast_const().cast()
+            }),
+            target_stride: target.map_or(0, |(target, _)| 4 * target.cols),
         };
         // SAFETY: the panels follow each other in their part and have `cols` columns, all rows are ready (the barrier),
         // the tile has room for a chunk of a whole group, and the kernels are those of this processor.

@@ -9,6 +9,7 @@ use super::product::{Product, ProductInput, ProductUnit, Tile};
 use super::{OpResult, Step, require};
 use crate::buffers::{Matrix, Shared};
 use crate::kernels::Kernels;
+use crate::kernels::attention::PANEL_KEYS;
 use crate::kernels::rows::{Epilogue, NormArgs};
 use crate::kv::KvLayer;
 use crate::pool::Units;
@@ -80,6 +81,12 @@ impl QkvArgs<'_> {
         }
     }
 
+    /// Where the first row of a panel goes.
+    fn target(&self, panel: &Panel) -> (&Matrix, usize) {
+        let row = panel.row as usize;
+        row.checked_sub(self.output.cols).map_or((&self.output, row), |row| (&self.kv, row))
+    }
+
     /// Norm and rotation of one head in place.
     fn turn(&self, token: usize, x: *mut f32, norm: Option<&NormArgs>) {
         // SAFETY: `x` is one head, `head_dim` values, of this unit; norms were checked to have as many weights and the
@@ -132,9 +139,15 @@ impl Step<'_> {
         let product = Product::new(self, &input, matrix, weight.cols, matrix.panels.len())?;
         let positions = self.input.positions.as_slice();
         let num_units = op.num_heads + args.layer.num_kv_heads;
-        // Many tokens: all heads of a token are one unit.
-        let heads_per_unit = if num_tokens >= 4 * self.backend.pool.num_threads() { num_units } else { 1 };
-        let heads = Units::new(num_tokens * num_units.div_ceil(heads_per_unit));
+        // Many tokens: all heads of a token are one unit. Very many: so are tokens whose keys share cache lines.
+        let tokens_per_thread = num_tokens / self.backend.pool.num_threads();
+        let heads_per_unit = match tokens_per_thread {
+            0..4 => 1,
+            4..64 => num_units,
+            _ => num_units * PANEL_KEYS,
+        };
+        let num_heads = num_tokens * num_units;
+        let heads = Units::new(num_heads.div_ceil(heads_per_unit));
         // SAFETY: every write is told apart by units, with barriers between the phases.
         let shared = unsafe { Shared::new(args) };
         self.backend.pool.run(&|worker| {
@@ -149,7 +162,8 @@ impl Step<'_> {
                 while let Some(group) = product.group(&unit.panels) {
                     unit.panels.start = group.end;
                     let panels = &matrix.panels[group];
-                    product.multiply(worker, panels, &unit, &mut tile);
+                    let target = panels.first().map(|panel| args.target(panel));
+                    product.multiply(worker, panels, &unit, &mut tile, target);
                     for (i, panel) in panels.iter().enumerate() {
                         args.store_panel(panel, &unit, tile.panel(i));
                     }
@@ -157,8 +171,9 @@ impl Step<'_> {
             }
             worker.barrier();
             while let Some(unit) = heads.take() {
-                let (token, first) = (unit * heads_per_unit / num_units, unit * heads_per_unit % num_units);
-                (first..first + heads_per_unit).for_each(|head| args.finish_head(token, head));
+                let first = unit * heads_per_unit;
+                (first..(first + heads_per_unit).min(num_heads))
+                    .for_each(|head| args.finish_head(head / num_units, head % num_units));
             }
         });
         if let Some(rope) = op.rope {
