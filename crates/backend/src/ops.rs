@@ -256,6 +256,10 @@ pub trait Backend: Send {
     fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError>;
     /// `[rows, cols]`, with unspecified contents.
     fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError>;
+    /// Says before anything is loaded whether the device can keep such a cache.
+    fn check_kv_spec(&self, _spec: &KvSpec) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Called once. Host blocks are the swap tier.
     fn create_kv_cache(
         &mut self,

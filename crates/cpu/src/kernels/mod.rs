@@ -10,6 +10,7 @@ mod avx2;
 mod avx512;
 pub mod floats;
 pub mod gemm;
+pub mod int8_cache;
 mod math;
 mod portable;
 pub mod rows;

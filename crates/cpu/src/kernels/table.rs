@@ -19,7 +19,7 @@ use crate::quantize::ActivationBlock;
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     panels: [PanelKernel; WeightFormat::ALL.len()],
-    attend: [unsafe fn(&AttentionArgs); 3],
+    attend: [unsafe fn(&AttentionArgs); 4],
     pub merge: unsafe fn(&MergeArgs),
     /// `(x, len, norm, out, accumulate)`.
     pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
@@ -33,6 +33,8 @@ pub struct Kernels {
     pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
     /// `(key, value, len, keys, stride, values)`.
     pub write_f16: unsafe fn(*const f32, *const f32, usize, *mut u16, usize, *mut u16),
+    /// `(x, len, quants, stride, scale)`.
+    pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
 }
 
 impl Kernels {
@@ -64,7 +66,8 @@ macro_rules! table {
             #![allow(unsafe_op_in_unsafe_fn)]
             use super::*;
             use super::super::attention::{self, OpenedKernels};
-            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, FloatArgs};
+            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, ElementI8, FloatArgs};
+            use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
             use super::super::tile::{self, Class, TileArgs, TileKernel};
             use super::super::rows;
@@ -154,6 +157,10 @@ macro_rules! table {
             ) {
                 rows::write_f16::<$simd>(key, value, len, keys, stride, values);
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, stride: usize, scale: *mut f32) {
+                int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
+            }
 
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
@@ -174,7 +181,7 @@ macro_rules! table {
                     quant_panels::<formats::Iq4Nl>,
                 ],
                 // In the order of `KvDtype`.
-                attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
+                attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
                 merge,
                 norm_row,
                 quantize_row,
@@ -182,6 +189,7 @@ macro_rules! table {
                 finish_gated,
                 rotate_head,
                 write_f16,
+                write_int8,
             };
         }
     };
