@@ -116,7 +116,8 @@ fn perplexity_is_llama_cpps() {
 fn an_8_bit_cache_costs_little() {
     let golden = golden();
     let with = |kv_dtype| EngineConfig { kv_dtype, ..EngineConfig::default() };
-    let (wide, narrow) = (perplexity(&golden, &with(KvDtype::F16)), perplexity(&golden, &with(KvDtype::Int8)));
+    let (wide, narrow) =
+        (perplexity(&golden, &with(KvDtype::F16)), perplexity(&golden, &with(KvDtype::Int8)));
     println!("perplexity {wide:.4} with f16, {narrow:.4} with int8");
     assert!((narrow / wide - 1.0).abs() < 0.005, "perplexity {wide} with f16, {narrow} with int8");
 

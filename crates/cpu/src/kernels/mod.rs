@@ -12,6 +12,7 @@ pub mod floats;
 pub mod gemm;
 pub mod int8_cache;
 mod math;
+pub mod peak;
 mod portable;
 pub mod rows;
 mod simd;

@@ -7,6 +7,7 @@ use baton_backend::{Activation, KvDtype, RopeStyle, WeightFormat};
 
 use super::attention::{AttentionArgs, MergeArgs};
 use super::gemm::PanelKernel;
+use super::peak::PeakKernel;
 use super::rows::{Epilogue, NormArgs};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
@@ -33,6 +34,9 @@ pub struct Kernels {
     pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
     /// `(key, value, len, keys, stride, values)`.
     pub write_f16: unsafe fn(*const f32, *const f32, usize, *mut u16, usize, *mut u16),
+    /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
+    pub peak_dot: PeakKernel,
+    pub peak_fma: PeakKernel,
     /// `(x, len, quants, stride, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
 }
@@ -70,7 +74,7 @@ macro_rules! table {
             use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
             use super::super::tile::{self, Class, TileArgs, TileKernel};
-            use super::super::rows;
+            use super::super::{peak, rows};
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
@@ -158,6 +162,14 @@ macro_rules! table {
                 rows::write_f16::<$simd>(key, value, len, keys, stride, values);
             }
             $(#[target_feature(enable = $features)])?
+            unsafe fn peak_dot(rounds: usize) -> f64 {
+                peak::dot::<$simd>(rounds)
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn peak_fma(rounds: usize) -> f64 {
+                peak::fma::<$simd>(rounds)
+            }
+            $(#[target_feature(enable = $features)])?
             unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, stride: usize, scale: *mut f32) {
                 int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
             }
@@ -190,6 +202,8 @@ macro_rules! table {
                 rotate_head,
                 write_f16,
                 write_int8,
+                peak_dot,
+                peak_fma,
             };
         }
     };
