@@ -21,10 +21,12 @@ pub enum Isa {
     Avx512,
     /// The same with the 8-bit dot products of VNNI.
     Avx512Vnni,
+    /// The same with AMX tiles for many tokens. Gives the results of `Avx512Vnni` to the last bit.
+    Amx,
 }
 
 impl Isa {
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Amx];
 
     /// True where this processor can run the path.
     #[cfg(target_arch = "x86_64")]
@@ -46,6 +48,7 @@ impl Isa {
             Self::Avx2 => avx2(),
             Self::Avx512 => avx512(),
             Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+            Self::Amx => Self::Avx512Vnni.is_available() && crate::kernels::amx::is_available(),
         }
     }
 
@@ -55,9 +58,10 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The richest path of this processor.
+    /// The richest path of this processor that is taken unasked. AMX is not: no machine has shown yet that it is faster.
     pub fn best() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+        let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
+        Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)
     }
 
     /// What was asked for, else the environment's choice, else the best. An unavailable path is an error.
@@ -82,6 +86,7 @@ impl fmt::Display for Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
+            Self::Amx => "amx",
         })
     }
 }
@@ -95,8 +100,9 @@ impl FromStr for Isa {
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
+            "amx" => Ok(Self::Amx),
             _ => Err(BackendError::Unsupported {
-                what: format!("{ISA_VARIABLE}={name}: use portable, avx2, avx512 or avx512vnni"),
+                what: format!("{ISA_VARIABLE}={name}: use portable, avx2, avx512, avx512vnni or amx"),
             }),
         }
     }

@@ -3,6 +3,8 @@
 //!
 //! Not here: threads, buffers or the order of work (`ops`).
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -51,6 +51,8 @@ impl Kernels {
             Isa::Avx512 => avx512_table::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => amx_table::KERNELS,
             _ => portable_table::KERNELS,
         }
     }
@@ -220,3 +222,64 @@ table!(
     super::super::avx512::Avx512<true>,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
+
+/// AMX differs from VNNI in nothing but the product of whole blocks with many tokens.
+#[cfg(target_arch = "x86_64")]
+mod amx_table {
+    #![allow(unsafe_op_in_unsafe_fn)]
+    use super::super::amx;
+    use super::super::avx512::Avx512;
+    use super::super::gemm::{PanelArgs, TILED_TOKENS};
+    use super::super::tile::{self, Class, TileArgs, TileKernel};
+    use super::avx512_vnni_table::KERNELS as VNNI;
+    use super::{Kernels, WeightFormat};
+    use crate::weights::formats::{self, Quant};
+
+    type Amx = Avx512<true, true>;
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quant_panels<Q: Quant, const FORMAT: usize>(
+        args: &PanelArgs,
+        first: usize,
+        count: usize,
+        out: *mut f32,
+    ) {
+        if count < TILED_TOKENS {
+            return VNNI.panels[FORMAT](args, first, count, out);
+        }
+        tile::quant_panels::<Amx, Q>(args, first, count, out, tile_kernel(Class::of::<Q>()));
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn multiply_tile<const MINS: bool, const BITS: u32>(args: &TileArgs) {
+        tile::multiply::<Amx, 1, MINS, BITS>(args);
+    }
+
+    const fn tile_kernel(class: Class) -> TileKernel {
+        match class {
+            Class::WithMin => multiply_tile::<true, 5>,
+            Class::Plain5 => multiply_tile::<false, 5>,
+            Class::Plain8 => multiply_tile::<false, 8>,
+            Class::HalvesWithMin | Class::Halves5 | Class::Halves7 => {
+                panic!("formats with a scale for each half block are left to VNNI")
+            }
+        }
+    }
+
+    macro_rules! replace {
+        ($panels:ident, $($format:ident => $quant:ident),*) => {
+            $($panels[WeightFormat::$format as usize] =
+                quant_panels::<formats::$quant, { WeightFormat::$format as usize }>;)*
+        };
+    }
+
+    pub const KERNELS: Kernels = {
+        let mut panels = VNNI.panels;
+        replace!(
+            panels,
+            Q4_0 => Q4_0, Q4_1 => Q4_1, Q5_0 => Q5_0, Q5_1 => Q5_1, Q8_0 => Q8_0, Q4_K => Q4K, Q5_K => Q5K,
+            IQ4_NL => Iq4Nl
+        );
+        Kernels { panels, peak_dot: amx::peak_dot, ..VNNI }
+    };
+}
