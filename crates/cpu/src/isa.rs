@@ -15,6 +15,8 @@ pub const ISA_VARIABLE: &str = "BATON_CPU_ISA";
 pub enum Isa {
     /// Whatever the compiler makes of plain loops; on every machine.
     Portable,
+    /// 64-bit Arm with the 8-bit dot products of ARMv8.2.
+    Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -26,7 +28,8 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Amx];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Amx];
 
     /// True where this processor can run the path.
     #[cfg(target_arch = "x86_64")]
@@ -45,6 +48,7 @@ impl Isa {
         };
         match self {
             Self::Portable => true,
+            Self::Neon => false,
             Self::Avx2 => avx2(),
             Self::Avx512 => avx512(),
             Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
@@ -53,7 +57,17 @@ impl Isa {
     }
 
     /// True where this processor can run the path.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
+            _ => false,
+        }
+    }
+
+    /// True where this processor can run the path.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn is_available(self) -> bool {
         self == Self::Portable
     }
@@ -83,6 +97,7 @@ impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
@@ -97,12 +112,13 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Self, BackendError> {
         match name.to_ascii_lowercase().as_str() {
             "portable" => Ok(Self::Portable),
+            "neon" => Ok(Self::Neon),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
             "amx" => Ok(Self::Amx),
             _ => Err(BackendError::Unsupported {
-                what: format!("{ISA_VARIABLE}={name}: use portable, avx2, avx512, avx512vnni or amx"),
+                what: format!("{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni or amx"),
             }),
         }
     }

@@ -14,6 +14,8 @@ pub mod floats;
 pub mod gemm;
 pub mod int8_cache;
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod peak;
 mod portable;
 pub mod rows;

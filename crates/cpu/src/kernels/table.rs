@@ -53,6 +53,8 @@ impl Kernels {
             Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => amx_table::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon_table::KERNELS,
             _ => portable_table::KERNELS,
         }
     }
@@ -212,6 +214,8 @@ macro_rules! table {
 }
 
 table!(portable_table, super::super::portable::Portable);
+#[cfg(target_arch = "aarch64")]
+table!(neon_table, super::super::neon::Neon, "neon,dotprod");
 #[cfg(target_arch = "x86_64")]
 table!(avx2_table, super::super::avx2::Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
