@@ -9,18 +9,35 @@ pub enum KvDtype {
     F32,
     F16,
     BF16,
+    /// Whole numbers from -127 to 127 and one f32 factor for each token's key and each token's value of a head: its
+    /// largest magnitude / 127.
+    Int8,
     /// Eight bits, four of them exponent; keys and values are stored unscaled.
     #[serde(rename = "fp8_e4m3")]
     F8E4M3,
 }
 
 impl KvDtype {
+    /// Of one value.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::F8E4M3 => 1,
+            Self::Int8 | Self::F8E4M3 => 1,
         }
+    }
+
+    /// Of the factor that stands beside one head of one token's key, and again beside its value; 0 without.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 | Self::F8E4M3 => 0,
+            Self::Int8 => 4,
+        }
+    }
+
+    /// Of one head of one token's key, or of its value.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        head_dim * self.bytes() + self.scale_bytes()
     }
 }
 
@@ -42,7 +59,7 @@ pub struct KvSpec {
 impl KvSpec {
     /// Bytes of one token over all layers.
     pub fn bytes_per_token(&self) -> usize {
-        self.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim * self.dtype.bytes()).sum()
+        self.layers.iter().map(|layer| 2 * layer.num_kv_heads * self.dtype.head_bytes(layer.head_dim)).sum()
     }
 
     pub fn bytes_per_block(&self) -> usize {

@@ -263,6 +263,10 @@ pub trait Backend: Send {
     fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
         self.create_buffer(rows, vocab_size)
     }
+    /// Says before anything is loaded whether the device can keep such a cache.
+    fn check_kv_spec(&self, _spec: &KvSpec) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Called once. Host blocks are the swap tier.
     fn create_kv_cache(
         &mut self,

@@ -1,5 +1,6 @@
-//! `baton bench kernels`: how fast a device multiplies, for each weight format and shape, beside how fast this machine
-//! reads memory. Decoding reads every weight once a token, so its limit is the memory; prompts are limited by arithmetic.
+//! `baton bench kernels`: how fast a device multiplies, for each weight format and shape, and attends, beside what this
+//! machine can do at best, measured in the same run. Decoding reads every weight once a token, so its limit is the memory;
+//! prompts are limited by arithmetic.
 //!
 //! It speaks to the device through [`Backend`] alone, so every device offers it. Each shape is loaded several times over,
 //! so that decodes read from memory and not from a cache.
@@ -8,13 +9,14 @@ use std::time::Instant;
 
 use baton_backend::testing::{Random, random_row};
 use baton_backend::{
-    Backend, BackendError, Embed, Linear, Ops, Program, SharedBytes, StepInput, StepLimits, StepOutput,
-    Tensor, WeightFormat, WeightUse,
+    Backend, BackendError, Embed, KvDtype, Linear, Ops, Program, SharedBytes, StepInput, StepLimits,
+    StepOutput, Tensor, WeightFormat, WeightUse,
 };
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use crate::BenchError;
+use crate::kernels_attention::{self, AttentionFigures, CONTEXTS, HEADS};
 
 /// `(name, rows, cols)`.
 const SHAPES: [(&str, usize, usize); 6] = [
@@ -43,26 +45,63 @@ pub struct KernelFigures {
     pub gmac_per_s: [f64; ROWS.len()],
 }
 
+/// What the machine can do at best; nothing is known of other devices than the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelLimits {
+    /// Reads from memory: of decodes.
+    pub memory_gb_per_s: Option<f64>,
+    /// Multiply-adds of bytes: of quantised weights.
+    pub dot_gmac_per_s: Option<f64>,
+    /// Multiply-adds of f32: of float weights and attention.
+    pub fma_gmac_per_s: Option<f64>,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KernelsResult {
+    pub limits: KernelLimits,
+    pub products: Vec<KernelFigures>,
+    pub attention: Vec<AttentionFigures>,
+}
+
+/// What is to be measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KernelsOptions {
+    pub limits: KernelLimits,
+    pub formats: Vec<WeightFormat>,
+    pub kv_dtypes: Vec<KvDtype>,
+}
+
 /// Measures every shape for each format. `open` opens the device anew for each, since buffers are made once.
 pub fn kernels(
     open: &dyn Fn() -> Result<Box<dyn Backend>, BenchError>,
-    formats: &[WeightFormat],
+    options: &KernelsOptions,
     bar: &ProgressBar,
-) -> Result<Vec<KernelFigures>, BenchError> {
+) -> Result<KernelsResult, BenchError> {
+    let failed = |error: BackendError| BenchError::Failed(error.to_string());
+    let formats = &options.formats;
     let cases: Vec<_> = formats
         .iter()
         .flat_map(|&format| SHAPES.map(|shape| (format, shape)))
         .filter(|(format, (_, _, cols))| cols % format.block_len() == 0)
         .collect();
-    bar.set_length(cases.len() as u64);
-    let mut figures = Vec::with_capacity(cases.len());
+    bar.set_length((cases.len() + options.kv_dtypes.len() * HEADS.len() * CONTEXTS.len()) as u64);
+    let mut result = KernelsResult { limits: options.limits, ..KernelsResult::default() };
     for (format, shape) in cases {
         bar.set_message(format!("{format} {}", shape.0));
-        figures.push(measure(open()?, format, shape).map_err(|error| BenchError::Failed(error.to_string()))?);
+        result.products.push(measure(open()?, format, shape).map_err(failed)?);
         bar.inc(1);
     }
+    for &dtype in &options.kv_dtypes {
+        for (heads, context) in HEADS.iter().flat_map(|&heads| CONTEXTS.map(|context| (heads, context))) {
+            bar.set_message(format!("attention {dtype:?} {} {context}", heads.0));
+            let figures = kernels_attention::measure(open()?, heads, dtype, context).map_err(failed)?;
+            result.attention.push(figures);
+            bar.inc(1);
+        }
+    }
     bar.finish_and_clear();
-    Ok(figures)
+    Ok(result)
 }
 
 struct Products {
@@ -159,43 +198,106 @@ pub fn memory_gb_per_s(threads: usize) -> f64 {
     (parts.len() * words * size_of::<u64>()) as f64 / best.max(1e-9) / 1e9
 }
 
-/// A line for each case.
-pub fn kernels_table(figures: &[KernelFigures]) -> String {
+/// A figure, and its share of a limit that is known.
+fn with_share(figure: f64, limit: Option<f64>) -> String {
+    match limit {
+        Some(limit) => format!("{figure:.1} ({:.0} %)", 100.0 * figure / limit.max(1e-9)),
+        None => format!("{figure:.1}"),
+    }
+}
+
+impl KernelLimits {
+    /// Of the products of a format.
+    fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
+        if format.is_float() { self.fma_gmac_per_s } else { self.dot_gmac_per_s }
+    }
+}
+
+/// A line for each case, with shares of the limits where these are known.
+pub fn kernels_table(result: &KernelsResult) -> String {
     use std::fmt::Write;
-    let mut text = format!("{:<8} {:<18} {:>12}  GMAC/s:", "format", "shape", "decode GB/s");
+    let limits = &result.limits;
+    let mut text = String::new();
+    for (limit, unit, what) in [
+        (limits.memory_gb_per_s, "GB/s", "read from memory: the limit of decodes"),
+        (limits.dot_gmac_per_s, "GMAC/s", "of bytes: the limit of quantised weights"),
+        (limits.fma_gmac_per_s, "GMAC/s", "of f32: the limit of float weights and of attention"),
+    ] {
+        if let Some(limit) = limit {
+            let _ = writeln!(text, "{limit:>8.1} {unit} {what}");
+        }
+    }
+    let _ = write!(text, "\n{:<8} {:<18} {:>14}  GMAC/s:", "format", "shape", "decode GB/s");
     for rows in ROWS {
-        let _ = write!(text, " {:>8}", format!("M={rows}"));
+        let _ = write!(text, " {:>14}", format!("M={rows}"));
     }
     text.push('\n');
-    for one in figures {
-        let _ = write!(
-            text,
-            "{:<8} {:<18} {:>12.1}         ",
-            one.format.to_string(),
-            one.shape,
-            one.decode_gb_per_s
-        );
+    for one in &result.products {
+        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s);
+        let _ = write!(text, "{:<8} {:<18} {decode:>14}         ", one.format.to_string(), one.shape);
         for figure in one.gmac_per_s {
-            let _ = write!(text, " {figure:>8.1}");
+            let _ = write!(text, " {:>14}", with_share(figure, limits.gmac_per_s(one.format)));
         }
         text.push('\n');
+    }
+    if result.attention.is_empty() {
+        return text;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<8} {:<10} {:>8} {:>14} {:>10} {:>16}",
+        "cache", "attention", "context", "decode GB/s", "us/layer", "prompt GMAC/s"
+    );
+    for one in &result.attention {
+        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s);
+        let prompt = with_share(one.prompt_gmac_per_s, limits.fma_gmac_per_s);
+        let _ = writeln!(
+            text,
+            "{:<8} {:<10} {:>8} {decode:>14} {:>10.1} {prompt:>16}",
+            format!("{:?}", one.kv_dtype).to_lowercase(),
+            one.heads,
+            one.context,
+            one.decode_us
+        );
     }
     text
 }
 
-pub fn kernels_json(figures: &[KernelFigures]) -> Map<String, Value> {
+pub fn kernels_json(result: &KernelsResult) -> Map<String, Value> {
+    let limits = &result.limits;
+    let share = |figure: f64, limit: Option<f64>| limit.map(|limit| figure / limit);
     let one = |one: &KernelFigures| {
-        let rates: Map<String, Value> =
-            ROWS.iter().zip(one.gmac_per_s).map(|(rows, rate)| (rows.to_string(), json!(rate))).collect();
+        let by_rows = |value: &dyn Fn(f64) -> Value| -> Map<String, Value> {
+            ROWS.iter().zip(one.gmac_per_s).map(|(rows, rate)| (rows.to_string(), value(rate))).collect()
+        };
+        let limit = limits.gmac_per_s(one.format);
         json!({
             "format": one.format.to_string(),
             "shape": one.shape,
             "decode_gb_per_s": one.decode_gb_per_s,
-            "gmac_per_s": rates,
+            "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
+            "gmac_per_s": by_rows(&|rate| json!(rate)),
+            "share_of_peak": by_rows(&|rate| json!(share(rate, limit))),
+        })
+    };
+    let attention = |one: &AttentionFigures| {
+        json!({
+            "kv_cache_dtype": one.kv_dtype,
+            "heads": one.heads,
+            "context": one.context,
+            "decode_gb_per_s": one.decode_gb_per_s,
+            "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
+            "decode_us_per_layer": one.decode_us,
+            "prompt_gmac_per_s": one.prompt_gmac_per_s,
+            "prompt_share_of_peak": share(one.prompt_gmac_per_s, limits.fma_gmac_per_s),
         })
     };
     let mut map = Map::new();
-    map.insert("kernels".to_owned(), figures.iter().map(one).collect());
+    map.insert("memory_gb_per_s".to_owned(), json!(limits.memory_gb_per_s));
+    map.insert("dot_gmac_per_s".to_owned(), json!(limits.dot_gmac_per_s));
+    map.insert("fma_gmac_per_s".to_owned(), json!(limits.fma_gmac_per_s));
+    map.insert("kernels".to_owned(), result.products.iter().map(one).collect());
+    map.insert("attention".to_owned(), result.attention.iter().map(attention).collect());
     map
 }
 
@@ -205,15 +307,40 @@ mod tests {
     use baton_backend::{MockBackend, MockOptions};
 
     #[test]
-    fn every_shape_that_fits_a_format_is_measured() {
+    fn every_shape_that_fits_a_format_is_measured_and_compared_with_its_limit() {
         let open = || Ok(Box::new(MockBackend::new(MockOptions::default())) as Box<dyn Backend>);
-        let formats = [WeightFormat::Q8_0, WeightFormat::Q4_K];
-        let figures = kernels(&open, &formats, &ProgressBar::hidden()).unwrap();
+        let mut options = KernelsOptions {
+            limits: KernelLimits {
+                memory_gb_per_s: Some(20.0),
+                dot_gmac_per_s: Some(600.0),
+                fma_gmac_per_s: Some(150.0),
+            },
+            formats: vec![WeightFormat::Q8_0, WeightFormat::Q4_K],
+            kv_dtypes: vec![KvDtype::F16, KvDtype::Int8],
+        };
+        let mut result = kernels(&open, &options, &ProgressBar::hidden()).unwrap();
         // Blocks of 256 do not divide 576 columns.
-        assert_eq!(figures.len(), 6 + 4);
-        assert!(figures.iter().all(|one| one.gmac_per_s.iter().all(|rate| *rate > 0.0)));
-        let table = kernels_table(&figures);
-        assert_eq!(table.lines().count(), 11);
-        assert_eq!(kernels_json(&figures)["kernels"].as_array().map(Vec::len), Some(10));
+        assert_eq!((result.products.len(), result.attention.len()), (6 + 4, 2 * 2 * 3));
+        assert!(result.products.iter().all(|one| one.gmac_per_s.iter().all(|rate| *rate > 0.0)));
+        assert!(result.attention.iter().all(|one| one.decode_gb_per_s > 0.0 && one.prompt_gmac_per_s > 0.0));
+        result.products[0].decode_gb_per_s = 15.0;
+        result.products[0].gmac_per_s[0] = 300.0;
+        result.attention[0].prompt_gmac_per_s = 30.0;
+        let table = kernels_table(&result);
+        // Limits, products and attention with their headings.
+        assert_eq!(table.lines().count(), 3 + 2 + 10 + 2 + 12);
+        for cell in ["15.0 (75 %)", "300.0 (50 %)", "30.0 (20 %)"] {
+            assert!(table.contains(cell), "{cell} in {table}");
+        }
+        let json = kernels_json(&result);
+        assert_eq!(json["kernels"][0]["share_of_peak"]["1"], 0.5);
+        assert_eq!(json["attention"][0]["prompt_share_of_peak"], 0.2);
+        assert_eq!(json["attention"][11]["kv_cache_dtype"], "int8");
+
+        // Of a device whose limits are not known there are no shares.
+        options.limits = KernelLimits::default();
+        result.limits = options.limits;
+        assert!(!kernels_table(&result).contains('%'));
+        assert!(kernels_json(&result)["kernels"][0]["decode_share_of_memory"].is_null());
     }
 }

@@ -11,6 +11,7 @@ mod clock;
 mod dataset;
 mod error;
 mod kernels;
+mod kernels_attention;
 mod metrics;
 mod offline;
 mod random;
@@ -28,7 +29,11 @@ pub use dataset::{
     Segment, TokenRange, TraceOptions, Workload, prompt_tokens,
 };
 pub use error::BenchError;
-pub use kernels::{KernelFigures, kernels, kernels_json, kernels_table, memory_gb_per_s};
+pub use kernels::{
+    KernelFigures, KernelLimits, KernelsOptions, KernelsResult, kernels, kernels_json, kernels_table,
+    memory_gb_per_s,
+};
+pub use kernels_attention::AttentionFigures;
 pub use metrics::{Goodput, Metric, ServeMetrics, details};
 pub use offline::{LatencyOptions, LatencyResult, OfflineRequest, ThroughputResult, latency, throughput};
 pub use report::Report;

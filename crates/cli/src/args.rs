@@ -165,6 +165,8 @@ pub enum KvDtypeArg {
     Bf16,
     #[value(alias = "fp8_e4m3")]
     Fp8,
+    #[value(alias = "i8", alias = "q8")]
+    Int8,
 }
 
 #[derive(Debug, Args)]
@@ -180,7 +182,7 @@ pub struct PlanArgs {
     /// Calculate as if the weights had this format: f32, f16, bf16, q8_0, q4_k, …
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub dtype: String,
-    /// Storage of cached keys and values
+    /// Storage of cached keys and values; int8 takes about half of f16 and is for the CPU
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: KvDtypeArg,
     /// The longest sequence; without it, what the model was made for

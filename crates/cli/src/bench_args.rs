@@ -9,6 +9,7 @@ use baton_core::SamplingParams;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use crate::args::KvDtypeArg;
 use crate::commands::bench::soak::SoakArgs;
 use crate::engine_args::EngineArgs;
 
@@ -107,6 +108,9 @@ pub struct KernelsArgs {
     /// Weight formats: f32, f16, bf16, q8_0, q4_k, …
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "q4_1,q8_0,q4_k,q6_k,bf16")]
     pub formats: Vec<String>,
+    /// Storage of cached keys and values that attention is measured with
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "auto")]
+    pub kv_cache_dtypes: Vec<KvDtypeArg>,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]

@@ -17,6 +17,8 @@ fn kv_of_a_token_is_what_the_shape_says() {
         ("llama-3.2-1b", "fp8", 16 * 2 * 8 * 64),
         ("llama-3.2-1b", "fp8_e4m3", 16 * 2 * 8 * 64),
         ("qwen3-8b", "f16", 36 * 2 * 8 * 128 * 2),
+        // and the factor of each head.
+        ("llama-3.1-8b", "int8", 32 * 2 * 8 * (128 + 4)),
     ] {
         let plan = baton.json(&["plan", &data(model), "--device", "h200", "--kv-cache-dtype", dtype]);
         assert_eq!(plan["kv_bytes_per_token"], json!(expect), "{model} {dtype}");

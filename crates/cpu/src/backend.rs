@@ -17,7 +17,7 @@ use crate::check::check_step;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
-use crate::kv::KvCache;
+use crate::kv::{self, KvCache};
 use crate::memory::SystemMemory;
 use crate::ops::Step;
 use crate::pool::Pool;
@@ -184,6 +184,10 @@ impl Backend for CpuBackend {
         let id = BufferId(Self::handle(self.buffers.len(), "buffers")?);
         self.buffers.push(Buffer::new(rows, cols, "a buffer of activations")?);
         Ok(id)
+    }
+
+    fn check_kv_spec(&self, spec: &KvSpec) -> Result<(), BackendError> {
+        kv::check_spec(spec)
     }
 
     fn create_kv_cache(

@@ -15,16 +15,21 @@ pub const ISA_VARIABLE: &str = "BATON_CPU_ISA";
 pub enum Isa {
     /// Whatever the compiler makes of plain loops; on every machine.
     Portable,
+    /// 64-bit Arm with the 8-bit dot products of ARMv8.2.
+    Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
     /// The same with the 8-bit dot products of VNNI.
     Avx512Vnni,
+    /// The same with AMX tiles for many tokens. Gives the results of `Avx512Vnni` to the last bit.
+    Amx,
 }
 
 impl Isa {
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Amx];
 
     /// True where this processor can run the path.
     #[cfg(target_arch = "x86_64")]
@@ -43,21 +48,34 @@ impl Isa {
         };
         match self {
             Self::Portable => true,
+            Self::Neon => false,
             Self::Avx2 => avx2(),
             Self::Avx512 => avx512(),
             Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+            Self::Amx => Self::Avx512Vnni.is_available() && crate::kernels::amx::is_available(),
         }
     }
 
     /// True where this processor can run the path.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
+            _ => false,
+        }
+    }
+
+    /// True where this processor can run the path.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn is_available(self) -> bool {
         self == Self::Portable
     }
 
-    /// The richest path of this processor.
+    /// The richest path of this processor that is taken unasked. AMX is not: no machine has shown yet that it is faster.
     pub fn best() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+        let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
+        Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)
     }
 
     /// What was asked for, else the environment's choice, else the best. An unavailable path is an error.
@@ -79,9 +97,11 @@ impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
+            Self::Amx => "amx",
         })
     }
 }
@@ -92,11 +112,13 @@ impl FromStr for Isa {
     fn from_str(name: &str) -> Result<Self, BackendError> {
         match name.to_ascii_lowercase().as_str() {
             "portable" => Ok(Self::Portable),
+            "neon" => Ok(Self::Neon),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
+            "amx" => Ok(Self::Amx),
             _ => Err(BackendError::Unsupported {
-                what: format!("{ISA_VARIABLE}={name}: use portable, avx2, avx512 or avx512vnni"),
+                what: format!("{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni or amx"),
             }),
         }
     }

@@ -37,25 +37,31 @@ pub struct KvCache {
     pub num_host_blocks: usize,
 }
 
+/// Says whether there are kernels for such a cache.
+pub fn check_spec(spec: &KvSpec) -> Result<(), BackendError> {
+    if spec.block_size == 0 || !spec.block_size.is_multiple_of(PANEL_KEYS) {
+        return Err(BackendError::Unsupported {
+            what: format!(
+                "a block size of {}: on the CPU it must be a multiple of {PANEL_KEYS}",
+                spec.block_size
+            ),
+        });
+    }
+    if spec.dtype == KvDtype::F8E4M3 {
+        return Err(BackendError::Unsupported {
+            what: "--kv-cache-dtype fp8 on the CPU: use int8 here; fp8 works on NVIDIA devices".to_owned(),
+        });
+    }
+    Ok(())
+}
+
 impl KvCache {
     pub fn new(
         spec: &KvSpec,
         num_device_blocks: usize,
         num_host_blocks: usize,
     ) -> Result<Self, BackendError> {
-        if spec.block_size == 0 || !spec.block_size.is_multiple_of(PANEL_KEYS) {
-            return Err(BackendError::Unsupported {
-                what: format!(
-                    "a block size of {}: on the CPU it must be a multiple of {PANEL_KEYS}",
-                    spec.block_size
-                ),
-            });
-        }
-        if spec.dtype == KvDtype::F8E4M3 {
-            return Err(BackendError::Unsupported {
-                what: "a KV cache of fp8 numbers: on the CPU --kv-cache-dtype is f16, bf16 or f32".to_owned(),
-            });
-        }
+        check_spec(spec)?;
         let too_large = || BackendError::Unsupported { what: "a KV cache of that many bytes".to_owned() };
         let num_blocks = num_device_blocks.checked_add(num_host_blocks).ok_or_else(too_large)?;
         // Slots are numbered with u32.
@@ -71,8 +77,7 @@ impl KvCache {
                 layer
                     .num_kv_heads
                     .checked_mul(spec.block_size)?
-                    .checked_mul(dim)?
-                    .checked_mul(spec.dtype.bytes())
+                    .checked_mul(dim.checked_mul(spec.dtype.bytes())?.checked_add(spec.dtype.scale_bytes())?)
             };
             let keys = size(layer.head_dim).ok_or_else(too_large)?;
             let values = size(value_dim).ok_or_else(too_large)?;
@@ -202,6 +207,19 @@ impl KvLayer {
                     (kernels.write_f16)(key, value, self.head_dim, keys, PANEL_KEYS, values);
                 }
                 KvDtype::BF16 => write_as!(bf16, bf16::from_f32),
+                KvDtype::Int8 => {
+                    // The factors of a head follow its quants; see `kernels::int8_cache`.
+                    let factors = head * dtype.scale_bytes();
+                    let scale_of = |base: *mut u8, dim: usize| {
+                        base.add((head + block_size) * dim + factors).cast::<f32>().add(offset)
+                    };
+                    let keys = self.keys().add(first_key + factors).cast();
+                    let values = self.values().add(first_value + factors).cast();
+                    let (key_scale, value_scale) =
+                        (scale_of(self.keys(), self.head_dim), scale_of(self.values(), self.value_dim));
+                    (kernels.write_int8)(key, self.head_dim, keys, PANEL_KEYS, key_scale);
+                    (kernels.write_int8)(value, self.head_dim, values, 1, value_scale);
+                }
                 KvDtype::F8E4M3 => unreachable!("no such cache is made"),
             }
         }

@@ -28,6 +28,7 @@ mod kernels;
 mod kv;
 mod memory;
 mod ops;
+mod peak;
 mod pool;
 mod quantize;
 mod scratch;
@@ -35,3 +36,4 @@ mod weights;
 
 pub use backend::{CpuBackend, CpuOptions};
 pub use isa::{ISA_VARIABLE, Isa};
+pub use peak::Peaks;

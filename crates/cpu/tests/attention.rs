@@ -55,6 +55,8 @@ fn cases() -> Vec<Case> {
         Case { softcap: Some(2.0), alibi: true, num_heads: 8, num_kv_heads: 8, ..PLAIN },
         Case { head_dim: 40, rotary_dim: 20, window: Some(33), split: 32, alibi: true, ..PLAIN },
         Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, split: 16, ..PLAIN },
+        Case { dtype: KvDtype::Int8, style: RopeStyle::Interleaved, split: 64, ..PLAIN },
+        Case { dtype: KvDtype::Int8, head_dim: 40, rotary_dim: 20, window: Some(50), ..PLAIN },
     ]
 }
 
@@ -180,8 +182,12 @@ fn every_kind_agrees_with_the_reference() {
             let setup = build(&mut backend, &case);
             for (input, expected) in steps.iter().zip(&expected) {
                 let got = run_and_read(&mut backend, input, &setup.ops, setup.output);
-                // Keys that round to another f16 or bf16 than the reference's move a result by that rounding.
-                let limit = if case.dtype == KvDtype::F32 { 2e-5 } else { 4e-3 };
+                // Keys that round to another f16, bf16 or i8 than the reference's move a result by that rounding.
+                let limit = match case.dtype {
+                    KvDtype::F32 => 2e-5,
+                    KvDtype::F16 | KvDtype::BF16 => 4e-3,
+                    KvDtype::Int8 | KvDtype::F8E4M3 => 1e-2,
+                };
                 let error = error(&got, expected);
                 assert!(error < limit, "{case:?} on {isa}: {error}");
             }
@@ -214,6 +220,85 @@ fn a_prompt_equals_its_chunks_and_its_decodes_to_the_bit() {
             assert!(whole == run_all(&[0, 37, 100, 150], 2, true), "{case:?} on {isa}: chunks");
             let single: Vec<usize> = [0].into_iter().chain(60..=150).collect();
             assert!(whole == run_all(&single, 2, false), "{case:?} on {isa}: decodes");
+        }
+    }
+}
+
+#[test]
+fn eight_bits_stay_close_to_f32() {
+    // With one key there is no choice, so the first token's result is its value to within half a step of 1/127.
+    for isa in paths() {
+        let run_with = |dtype: KvDtype| {
+            let case = Case { dtype, ..PLAIN };
+            let mut backend = cpu(isa, 2);
+            let setup = build(&mut backend, &case);
+            let input = step(&case, &[Run { first_block: 0, start: 0, len: 150 }]);
+            run_and_read(&mut backend, &input, &setup.ops, setup.output)
+        };
+        let (exact, got) = (run_with(KvDtype::F32), run_with(KvDtype::Int8));
+        for (exact, got) in
+            exact[..PLAIN.num_heads * PLAIN.head_dim].chunks(32).zip(got.chunks(PLAIN.head_dim))
+        {
+            let error = error(got, exact);
+            assert!(error > 1e-4 && error < 0.5001 / 127.0, "{isa}: {error}");
+        }
+        // These scores have a deviation of about 18, so the softmax is sharp and near ties turn over.
+        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x * x)).sum::<f64>();
+        let difference = square(&mut got.iter().zip(&exact).map(|(a, b)| a - b));
+        let error = (difference / square(&mut exact.iter().copied())).sqrt();
+        assert!(error < 0.02, "{isa}: {error}");
+    }
+}
+
+#[test]
+fn a_head_of_zeros_is_stored_and_one_that_is_no_number_shows() {
+    let case = Case { dtype: KvDtype::Int8, ..PLAIN };
+    for isa in paths() {
+        for (fill, is_number) in [(0.0, true), (1e-38, true), (f32::NAN, false), (f32::INFINITY, false)] {
+            let mut backend = cpu(isa, 1);
+            backend.set_limits(&limits(4, 1)).expect("limits");
+            let table = load_inputs(&mut backend, 1, 8, &[fill; 8]);
+            // A weight of ones and zeros, whose values are finite or not as the inputs are.
+            let rows = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim;
+            let weight = baton_backend::Tensor::from_f32(rows, 8, &vec![1.0; rows * 8]).expect("shape");
+            let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
+            let layer = KvLayerSpec { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim };
+            let spec = KvSpec { layers: vec![layer], dtype: case.dtype, block_size: BLOCK_SIZE };
+            backend.create_kv_cache(&spec, 21, 0).expect("creates");
+            let width = case.num_heads * case.head_dim;
+            let input = backend.create_buffer(4, 8).expect("creates");
+            let query = backend.create_buffer(4, width).expect("creates");
+            let output = backend.create_buffer(4, width).expect("creates");
+            let ops = [
+                Op::Embed(Embed { weight: table, scale: 1.0, output: input }),
+                Op::Qkv(Qkv {
+                    input,
+                    norm: None,
+                    weight,
+                    bias: None,
+                    q_norm: None,
+                    k_norm: None,
+                    rope: None,
+                    num_heads: case.num_heads,
+                    layer: 0,
+                    output: query,
+                }),
+                Op::Attention(Attention {
+                    layer: 0,
+                    plan: 0,
+                    window: None,
+                    num_heads: case.num_heads,
+                    scale: 1.0,
+                    softcap: None,
+                    alibi: None,
+                    query,
+                    output,
+                }),
+            ];
+            let mut input = step(&case, &[Run { first_block: 0, start: 0, len: 1 }]);
+            input.token_ids.fill(0);
+            let got = run_and_read(&mut backend, &input, &ops, output);
+            assert!(got.iter().all(|x| if is_number { *x == 0.0 } else { x.is_nan() }), "{isa}, {fill}");
         }
     }
 }
@@ -298,17 +383,19 @@ fn an_empty_part_adds_nothing() {
 
 #[test]
 fn blocks_move_between_tiers() {
-    for isa in paths() {
+    let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Int8];
+    for (isa, dtype) in paths().into_iter().flat_map(|isa| dtypes.map(|dtype| (isa, dtype))) {
+        let case = Case { dtype, ..PLAIN };
         let mut backend = cpu(isa, 2);
-        let setup = build(&mut backend, &PLAIN);
-        let prompt = step(&PLAIN, &[Run { first_block: 0, start: 0, len: 20 }]);
+        let setup = build(&mut backend, &case);
+        let prompt = step(&case, &[Run { first_block: 0, start: 0, len: 20 }]);
         run(&mut backend, &prompt, &setup.ops).expect("runs");
-        let decode = step(&PLAIN, &[Run { first_block: 0, start: 20, len: 1 }]);
+        let decode = step(&case, &[Run { first_block: 0, start: 20, len: 1 }]);
         let expected = run_and_read(&mut backend, &decode, &setup.ops, setup.output);
 
         // Blocks 20 and 19 go to the host; 20's place is taken, then both come back to other places, one by a copy.
         let copy = |from, to| BlockCopy { from, to };
-        let mut away = step(&PLAIN, &[Run { first_block: 0, start: 0, len: 16 }]);
+        let mut away = step(&case, &[Run { first_block: 0, start: 0, len: 16 }]);
         away.token_ids.fill(1);
         away.swap_out = vec![copy(20, 3), copy(19, 4)];
         run(&mut backend, &away, &setup.ops).expect("runs");
@@ -318,6 +405,6 @@ fn blocks_move_between_tiers() {
         back.pages = vec![50, 52];
         back.slots = vec![52 * 16 + 4];
         let got = run_and_read(&mut backend, &back, &setup.ops, setup.output);
-        assert_eq!(bits(&got), bits(&expected), "{isa}");
+        assert_eq!(bits(&got), bits(&expected), "{dtype:?} on {isa}");
     }
 }

@@ -479,6 +479,10 @@ impl Backend for CudaBackend {
         self.new_buffer(rows, vocab_size, true)
     }
 
+    fn check_kv_spec(&self, spec: &KvSpec) -> Result<(), BackendError> {
+        crate::kv::check_spec(spec)
+    }
+
     fn create_kv_cache(
         &mut self,
         spec: &KvSpec,
@@ -486,6 +490,7 @@ impl Backend for CudaBackend {
         num_host_blocks: usize,
     ) -> Result<(), BackendError> {
         assert!(self.device.kv.is_none(), "create_kv_cache is called once");
+        crate::kv::check_spec(spec)?;
         self.device.gpu.bind()?;
         for layer in &spec.layers {
             if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&spec.dtype) {

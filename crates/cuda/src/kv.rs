@@ -23,28 +23,36 @@ pub(crate) struct Layer {
     pub(crate) block_bytes: usize,
 }
 
+/// Says whether there are kernels for such a cache.
+pub(crate) fn check_spec(spec: &KvSpec) -> Result<(), BackendError> {
+    let unsupported = |what: String| Err(BackendError::Unsupported { what });
+    if spec.dtype == KvDtype::Int8 {
+        return unsupported(
+            "--kv-cache-dtype int8 on an NVIDIA device: use fp8 here; int8 works on the CPU".to_owned(),
+        );
+    }
+    if !spec.block_size.is_power_of_two() || spec.block_size < 8 {
+        return unsupported(format!(
+            "a KV block of {} tokens: use a power of two from 8 on",
+            spec.block_size
+        ));
+    }
+    if let Some(layer) =
+        spec.layers.iter().find(|layer| layer.head_dim > 256 || !layer.head_dim.is_multiple_of(4))
+    {
+        return unsupported(format!("attention heads of {}: at most 256, a multiple of 4", layer.head_dim));
+    }
+    Ok(())
+}
+
 impl KvCache {
+    /// `check_spec` has accepted the spec.
     pub(crate) fn new(
         gpu: &Gpu,
         spec: &KvSpec,
         num_device_blocks: usize,
         num_host_blocks: usize,
     ) -> Result<Self, BackendError> {
-        let unsupported = |what: String| Err(BackendError::Unsupported { what });
-        if !spec.block_size.is_power_of_two() || spec.block_size < 8 {
-            return unsupported(format!(
-                "a KV block of {} tokens: use a power of two from 8 on",
-                spec.block_size
-            ));
-        }
-        if let Some(layer) =
-            spec.layers.iter().find(|layer| layer.head_dim > 256 || !layer.head_dim.is_multiple_of(4))
-        {
-            return unsupported(format!(
-                "attention heads of {}: at most 256, a multiple of 4",
-                layer.head_dim
-            ));
-        }
         let new_layer = |layer: &KvLayerSpec| {
             let block_bytes = 2 * layer.num_kv_heads * layer.head_dim * spec.block_size * spec.dtype.bytes();
             let bytes = |blocks: usize| block_bytes.checked_mul(blocks).unwrap_or(usize::MAX / 2);
@@ -81,6 +89,7 @@ impl KvCache {
             KvDtype::F16 => 1,
             KvDtype::BF16 => 2,
             KvDtype::F8E4M3 => 3,
+            KvDtype::Int8 => unreachable!("`check_spec` refuses it"),
         }
     }
 
@@ -117,6 +126,18 @@ pub(crate) fn independent_runs(copies: &[BlockCopy]) -> Vec<std::ops::Range<usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn caches_without_kernels_are_refused_by_name() {
+        let layer = KvLayerSpec { num_kv_heads: 2, head_dim: 64 };
+        let good = KvSpec { layers: vec![layer], dtype: KvDtype::F16, block_size: 16 };
+        check_spec(&good).expect("supported");
+        let error = check_spec(&KvSpec { dtype: KvDtype::Int8, ..good.clone() }).expect_err("no kernels");
+        assert!(error.to_string().contains("--kv-cache-dtype int8"), "{error}");
+        assert!(check_spec(&KvSpec { block_size: 24, ..good.clone() }).is_err());
+        let wide = KvLayerSpec { head_dim: 512, ..layer };
+        assert!(check_spec(&KvSpec { layers: vec![wide], ..good }).is_err());
+    }
 
     #[test]
     fn chained_copies_are_done_one_after_another() {

@@ -91,6 +91,7 @@ impl Engine {
         };
         let block_size = config.block_size.unwrap_or(backend.device().block_size);
         let kv_spec = model.kv_spec(config.kv_dtype, block_size);
+        backend.check_kv_spec(&kv_spec)?;
         let weights = files.weights()?;
         let device = backend.device();
         let workspace_bytes = Decoder::buffer_bytes(&model, &limits, device.activation_bytes);

@@ -6,6 +6,7 @@ mod common;
 
 use std::path::PathBuf;
 
+use baton_backend::KvDtype;
 use baton_core::{Request, SamplingParams, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::{Engine, EngineConfig};
@@ -91,19 +92,53 @@ fn greedy_tokens_are_llama_cpps() {
     );
 }
 
-#[test]
-fn perplexity_is_llama_cpps() {
-    let golden = golden();
+/// Perplexity of the prose.
+fn perplexity(golden: &Value, config: &EngineConfig) -> f64 {
     let token_ids = ids(&golden["prose"]["token_ids"]);
-    let mut engine = smollm2(&EngineConfig { max_model_len: Some(4096), ..EngineConfig::default() });
+    let mut engine = smollm2(&EngineConfig { max_model_len: Some(4096), ..config.clone() });
     let params = SamplingParams { prompt_logprobs: Some(0), ..greedy(1) };
     let output = engine.generate(vec![token_ids.clone()], &params).expect("scores").remove(0);
     assert_eq!(output.prompt_logprobs.len(), token_ids.len() - 1);
     let sum: f64 = output.prompt_logprobs.iter().map(|logprobs| f64::from(logprobs.chosen.logprob)).sum();
-    let ours = (-sum / output.prompt_logprobs.len() as f64).exp();
+    (-sum / output.prompt_logprobs.len() as f64).exp()
+}
+
+#[test]
+fn perplexity_is_llama_cpps() {
+    let golden = golden();
+    let ours = perplexity(&golden, &EngineConfig::default());
     let theirs = golden["prose"]["mean_nll"].as_f64().expect("number").exp();
     println!("perplexity {ours:.4}, llama.cpp {theirs:.4}");
     assert!((ours / theirs - 1.0).abs() < 0.01, "perplexity {ours}, llama.cpp {theirs}");
+}
+
+#[test]
+fn an_8_bit_cache_costs_little() {
+    let golden = golden();
+    let with = |kv_dtype| EngineConfig { kv_dtype, ..EngineConfig::default() };
+    let (wide, narrow) =
+        (perplexity(&golden, &with(KvDtype::F16)), perplexity(&golden, &with(KvDtype::Int8)));
+    println!("perplexity {wide:.4} with f16, {narrow:.4} with int8");
+    assert!((narrow / wide - 1.0).abs() < 0.005, "perplexity {wide} with f16, {narrow} with int8");
+
+    // Continuations are as close to those with f16 as llama.cpp's are with and without flash attention, which differ by
+    // rounding alone.
+    let prompts = golden["greedy"].as_array().expect("prompts");
+    let run = |kv_dtype| {
+        let mut engine = smollm2(&EngineConfig { max_model_len: Some(2048), ..with(kv_dtype) });
+        let prompts_ids = prompts.iter().map(|prompt| ids(&prompt["token_ids"])).collect();
+        let outputs = engine.generate(prompts_ids, &greedy(40)).expect("all prompts complete");
+        let tokens: Vec<_> = outputs.iter().map(|output| output.outputs[0].token_ids.clone()).collect();
+        (tokens, engine.memory_plan().kv_bytes_per_token)
+    };
+    let ((wide, wide_bytes), (narrow, narrow_bytes)) = (run(KvDtype::F16), run(KvDtype::Int8));
+    let alike = |a: &[TokenId], b: &[TokenId]| a[..16] == b[..16];
+    let ours = wide.iter().zip(&narrow).filter(|(wide, narrow)| alike(wide, narrow)).count() as u32;
+    let theirs = |prompt: &&Value| alike(&ids(&prompt["tokens"]), &ids(&prompt["flash_tokens"]));
+    let theirs = prompts.iter().filter(theirs).count() as u32;
+    println!("alike for 16 tokens: {ours} of {} prompts, llama.cpp with itself {theirs}", prompts.len());
+    assert!(ours + SCATTER >= theirs, "{ours}, llama.cpp with itself {theirs}");
+    assert!(narrow_bytes * 100 < wide_bytes * 54, "{narrow_bytes} of {wide_bytes}");
 }
 
 /// Requests of mixed lengths; some share a prefix.

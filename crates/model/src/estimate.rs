@@ -30,7 +30,7 @@ pub fn weight_bytes(config: &ModelConfig) -> u64 {
 
 /// Bytes that one token takes in the KV cache, over all layers.
 pub fn kv_bytes_per_token(config: &ModelConfig, dtype: KvDtype) -> u64 {
-    let head = 2 * config.head_dim as u64 * dtype.bytes() as u64;
+    let head = 2 * dtype.head_bytes(config.head_dim) as u64;
     head.saturating_mul(config.num_kv_heads as u64).saturating_mul(config.layers.len() as u64)
 }
 

@@ -59,14 +59,15 @@ impl KvCache {
 
     /// `key` and `value` are `[kv_heads, head_dim]`.
     pub(super) fn write(&mut self, layer: usize, slot: usize, key: &[f32], value: &[f32]) {
-        let dtype = self.spec.dtype;
+        let (dtype, head_dim) = (self.spec.dtype, self.spec.layers[layer].head_dim);
         let cells = slot * key.len()..(slot + 1) * key.len();
         let cache = &mut self.device[layer];
-        for (cell, value) in cache.keys[cells.clone()].iter_mut().zip(key) {
-            *cell = round_to(dtype, *value);
-        }
-        for (cell, value) in cache.values[cells].iter_mut().zip(value) {
-            *cell = round_to(dtype, *value);
+        for (to, from) in [(&mut cache.keys, key), (&mut cache.values, value)] {
+            let heads = to[cells.clone()].chunks_exact_mut(head_dim);
+            for (to, from) in heads.zip(from.chunks_exact(head_dim)) {
+                to.copy_from_slice(from);
+                round_head(dtype, to);
+            }
         }
     }
 
@@ -106,11 +107,17 @@ fn copy_between(from: &[f32], to: &mut [f32], block: BlockCopy, len: usize) {
     to[target..target + len].copy_from_slice(&from[source..source + len]);
 }
 
-fn round_to(dtype: KvDtype, value: f32) -> f32 {
-    match dtype {
-        KvDtype::F32 => value,
-        KvDtype::F16 => f16::from_f32(value).to_f32(),
-        KvDtype::BF16 => bf16::from_f32(value).to_f32(),
-        KvDtype::F8E4M3 => e4m3_to_f32(e4m3_from_f32(value)),
+/// Rounds one head of a key or value to what the cache can hold.
+fn round_head(dtype: KvDtype, head: &mut [f32]) {
+    let largest = head.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    for x in head {
+        *x = match dtype {
+            KvDtype::F32 => *x,
+            KvDtype::F16 => f16::from_f32(*x).to_f32(),
+            KvDtype::BF16 => bf16::from_f32(*x).to_f32(),
+            KvDtype::F8E4M3 => e4m3_to_f32(e4m3_from_f32(*x)),
+            KvDtype::Int8 => (*x * inverse).round_ties_even() * (largest / 127.0),
+        };
     }
 }

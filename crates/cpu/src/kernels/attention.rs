@@ -6,13 +6,15 @@
 //! values of a tile are first opened to f32 in the worker's scratch; the order of additions is the same.
 //!
 //! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
-//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension.
+//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension. See [`super::int8_cache`] for what
+//! 8-bit caches keep beside.
 //!
 //! # Safety
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
+use super::int8_cache::{scale_scores, scale_weights};
 use super::rows::scale_row;
 use super::simd::Simd;
 use super::softmax::soften;
@@ -35,6 +37,8 @@ pub struct AttentionArgs {
     /// The page that holds position `kv_start`, and those after it.
     pub pages: *const u32,
     pub block_size: usize,
+    /// Bytes of the factor beside a key and a value of a head; 0 without.
+    pub scale_bytes: usize,
     pub num_kv_heads: usize,
     pub head_dim: usize,
     /// `head_dim` rounded up to 16.
@@ -109,12 +113,12 @@ fn seen(position: u32, window: Option<u32>) -> (usize, usize) {
 impl AttentionArgs {
     /// The keys and values of `key`'s block and this key head, and the key's place in the block.
     #[inline(always)]
-    unsafe fn place(&self, key: usize, bytes: usize) -> (*const u8, *const u8, usize) {
+    pub(super) unsafe fn place(&self, key: usize, bytes: usize) -> (*const u8, *const u8, usize) {
         let offset = key - self.kv_start;
         let block = *self.pages.add(offset / self.block_size) as usize;
         let head = block * self.num_kv_heads + self.kv_head;
-        let keys = self.keys.add(head * self.block_size * self.head_dim * bytes);
-        let values = self.values.add(head * self.block_size * self.value_dim * bytes);
+        let keys = self.keys.add(head * self.block_size * (self.head_dim * bytes + self.scale_bytes));
+        let values = self.values.add(head * self.block_size * (self.value_dim * bytes + self.scale_bytes));
         (keys, values, offset % self.block_size)
     }
 
@@ -186,7 +190,13 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
         score::<S, E>(args, rows, tile, first, last, opened.multiply);
+        if args.scale_bytes > 0 {
+            scale_scores::<S>(args, rows, tile, first, last);
+        }
         soften::<S>(args, rows, tile);
+        if args.scale_bytes > 0 {
+            scale_weights::<S>(args, rows, tile, first, last);
+        }
         if rows >= OPENED_ROWS {
             open_values::<S, E>(args, tile, first, last);
             (opened.add_values)(args, tile, first, last);
@@ -257,14 +267,14 @@ unsafe fn score<S: Simd, E: Element>(
 unsafe fn prefetch_around<S: Simd, E: Element>(args: &AttentionArgs, key: usize) {
     let (_, values, inside) = args.place(key, E::BYTES);
     let values = values.add(inside * args.value_dim * E::BYTES);
-    for line in (0..PANEL_KEYS * args.value_dim * E::BYTES).step_by(64) {
+    for line in (0..PANEL_KEYS * (args.value_dim * E::BYTES + args.scale_bytes)).step_by(64) {
         S::prefetch(values.wrapping_add(line));
     }
     let next = key + TILE_KEYS;
     if next < args.kv_end {
         let (keys, _, inside) = args.place(next, E::BYTES);
         let keys = keys.add(inside * args.head_dim * E::BYTES);
-        for line in (0..PANEL_KEYS * args.head_dim * E::BYTES).step_by(64) {
+        for line in (0..PANEL_KEYS * (args.head_dim * E::BYTES + args.scale_bytes)).step_by(64) {
             S::prefetch(keys.wrapping_add(line));
         }
     }

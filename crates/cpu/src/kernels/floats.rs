@@ -28,6 +28,9 @@ pub struct ElementF32;
 pub struct ElementF16;
 #[derive(Debug)]
 pub struct ElementBf16;
+/// Without its factor, which [`super::int8_cache`] brings in.
+#[derive(Debug)]
+pub struct ElementI8;
 
 impl Element for ElementF32 {
     const BYTES: usize = 4;
@@ -48,6 +51,13 @@ impl Element for ElementBf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> S::F {
         S::load_bf16(from.cast())
+    }
+}
+impl Element for ElementI8 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        S::load_i8(from)
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! Not here: threads, buffers or the order of work (`ops`).
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -10,7 +12,11 @@ mod avx2;
 mod avx512;
 pub mod floats;
 pub mod gemm;
+pub mod int8_cache;
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+pub mod peak;
 mod portable;
 pub mod rows;
 mod simd;

@@ -42,7 +42,7 @@ unsafe fn store_tail<S: Simd>(to: *mut f32, x: S::F, len: usize) {
 
 /// Up to 16 values; those past `len` are 0.
 #[inline(always)]
-unsafe fn load_some<S: Simd>(from: *const f32, len: usize) -> S::F {
+pub(super) unsafe fn load_some<S: Simd>(from: *const f32, len: usize) -> S::F {
     if len >= 16 { S::load(from) } else { load_tail::<S>(from, len) }
 }
 

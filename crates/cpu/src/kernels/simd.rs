@@ -116,4 +116,27 @@ pub trait Simd: Copy + 'static {
             }
         }
     }
+
+    /// The same for a whole block: twice as many lines of each panel and activations of each token.
+    #[inline(always)]
+    unsafe fn dot_block<const BITS: u32, const R: usize, const T: usize>(
+        sums: &mut [[Self::I; R]; T],
+        weights: *const u8,
+        panel_stride: usize,
+        activations: *const i8,
+        token_stride: usize,
+    ) {
+        // SAFETY: the caller's promise covers both halves.
+        unsafe {
+            Self::dot_tile::<BITS, R, T>(sums, weights, panel_stride, activations, token_stride);
+            let (weights, activations) = (weights.add(256), activations.add(16));
+            Self::dot_tile::<BITS, R, T>(sums, weights, panel_stride, activations, token_stride);
+        }
+    }
+
+    /// Around all calls of `dot_block` of a product, on the same thread.
+    #[inline(always)]
+    unsafe fn begin_blocks() {}
+    #[inline(always)]
+    unsafe fn end_blocks() {}
 }

@@ -7,6 +7,7 @@ use baton_backend::{Activation, KvDtype, RopeStyle, WeightFormat};
 
 use super::attention::{AttentionArgs, MergeArgs};
 use super::gemm::PanelKernel;
+use super::peak::PeakKernel;
 use super::rows::{Epilogue, NormArgs};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
@@ -19,7 +20,7 @@ use crate::quantize::ActivationBlock;
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     panels: [PanelKernel; WeightFormat::ALL.len()],
-    attend: [unsafe fn(&AttentionArgs); 3],
+    attend: [unsafe fn(&AttentionArgs); 4],
     pub merge: unsafe fn(&MergeArgs),
     /// `(x, len, norm, out, accumulate)`.
     pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
@@ -33,6 +34,11 @@ pub struct Kernels {
     pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
     /// `(key, value, len, keys, stride, values)`.
     pub write_f16: unsafe fn(*const f32, *const f32, usize, *mut u16, usize, *mut u16),
+    /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
+    pub peak_dot: PeakKernel,
+    pub peak_fma: PeakKernel,
+    /// `(x, len, quants, stride, scale)`.
+    pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
 }
 
 impl Kernels {
@@ -45,6 +51,10 @@ impl Kernels {
             Isa::Avx512 => avx512_table::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => amx_table::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon_table::KERNELS,
             _ => portable_table::KERNELS,
         }
     }
@@ -64,10 +74,11 @@ macro_rules! table {
             #![allow(unsafe_op_in_unsafe_fn)]
             use super::*;
             use super::super::attention::{self, OpenedKernels};
-            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, FloatArgs};
+            use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, ElementI8, FloatArgs};
+            use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
             use super::super::tile::{self, Class, TileArgs, TileKernel};
-            use super::super::rows;
+            use super::super::{peak, rows};
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
@@ -154,6 +165,18 @@ macro_rules! table {
             ) {
                 rows::write_f16::<$simd>(key, value, len, keys, stride, values);
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn peak_dot(rounds: usize) -> f64 {
+                peak::dot::<$simd>(rounds)
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn peak_fma(rounds: usize) -> f64 {
+                peak::fma::<$simd>(rounds)
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, stride: usize, scale: *mut f32) {
+                int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
+            }
 
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
@@ -174,7 +197,7 @@ macro_rules! table {
                     quant_panels::<formats::Iq4Nl>,
                 ],
                 // In the order of `KvDtype`, whose last one has no kernels here.
-                attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>],
+                attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
                 merge,
                 norm_row,
                 quantize_row,
@@ -182,12 +205,17 @@ macro_rules! table {
                 finish_gated,
                 rotate_head,
                 write_f16,
+                write_int8,
+                peak_dot,
+                peak_fma,
             };
         }
     };
 }
 
 table!(portable_table, super::super::portable::Portable);
+#[cfg(target_arch = "aarch64")]
+table!(neon_table, super::super::neon::Neon, "neon,dotprod");
 #[cfg(target_arch = "x86_64")]
 table!(avx2_table, super::super::avx2::Avx2, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -198,3 +226,64 @@ table!(
     super::super::avx512::Avx512<true>,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
+
+/// AMX differs from VNNI in nothing but the product of whole blocks with many tokens.
+#[cfg(target_arch = "x86_64")]
+mod amx_table {
+    #![allow(unsafe_op_in_unsafe_fn)]
+    use super::super::amx;
+    use super::super::avx512::Avx512;
+    use super::super::gemm::{PanelArgs, TILED_TOKENS};
+    use super::super::tile::{self, Class, TileArgs, TileKernel};
+    use super::avx512_vnni_table::KERNELS as VNNI;
+    use super::{Kernels, WeightFormat};
+    use crate::weights::formats::{self, Quant};
+
+    type Amx = Avx512<true, true>;
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quant_panels<Q: Quant, const FORMAT: usize>(
+        args: &PanelArgs,
+        first: usize,
+        count: usize,
+        out: *mut f32,
+    ) {
+        if count < TILED_TOKENS {
+            return VNNI.panels[FORMAT](args, first, count, out);
+        }
+        tile::quant_panels::<Amx, Q>(args, first, count, out, tile_kernel(Class::of::<Q>()));
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn multiply_tile<const MINS: bool, const BITS: u32>(args: &TileArgs) {
+        tile::multiply::<Amx, 1, MINS, BITS>(args);
+    }
+
+    const fn tile_kernel(class: Class) -> TileKernel {
+        match class {
+            Class::WithMin => multiply_tile::<true, 5>,
+            Class::Plain5 => multiply_tile::<false, 5>,
+            Class::Plain8 => multiply_tile::<false, 8>,
+            Class::HalvesWithMin | Class::Halves5 | Class::Halves7 => {
+                panic!("formats with a scale for each half block are left to VNNI")
+            }
+        }
+    }
+
+    macro_rules! replace {
+        ($panels:ident, $($format:ident => $quant:ident),*) => {
+            $($panels[WeightFormat::$format as usize] =
+                quant_panels::<formats::$quant, { WeightFormat::$format as usize }>;)*
+        };
+    }
+
+    pub const KERNELS: Kernels = {
+        let mut panels = VNNI.panels;
+        replace!(
+            panels,
+            Q4_0 => Q4_0, Q4_1 => Q4_1, Q5_0 => Q5_0, Q5_1 => Q5_1, Q8_0 => Q8_0, Q4_K => Q4K, Q5_K => Q5K,
+            IQ4_NL => Iq4Nl
+        );
+        Kernels { panels, peak_dot: amx::peak_dot, ..VNNI }
+    };
+}

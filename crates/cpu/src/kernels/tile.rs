@@ -267,9 +267,10 @@ unsafe fn add<
     let activations = (&raw const (*blocks).quants).cast::<i8>().add(half * 16);
     let (quants, stride) = (quants.add(half * 256), args.quants_stride);
     let token_stride = size_of::<ActivationBlock>();
-    S::dot_tile::<BITS, R, T>(&mut sums, quants, stride, activations, token_stride);
     if whole {
-        S::dot_tile::<BITS, R, T>(&mut sums, quants.add(256), stride, activations.add(16), token_stride);
+        S::dot_block::<BITS, R, T>(&mut sums, quants, stride, activations, token_stride);
+    } else {
+        S::dot_tile::<BITS, R, T>(&mut sums, quants, stride, activations, token_stride);
     }
     let per_half = scale_floats::<S>(1, MINS);
     let mut scale = [S::splat(0.0); R];
@@ -384,6 +385,7 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
     let scales = (&raw mut (*scratch.as_mut_ptr()).scales).cast::<f32>();
     let row_blocks = args.cols / BLOCK;
     let depth = if row_blocks <= MAX_BLOCKS { row_blocks } else { DEPTH };
+    S::begin_blocks();
     for first_block in (0..row_blocks).step_by(depth.max(1)) {
         let num_blocks = depth.min(row_blocks - first_block);
         for panel in 0..args.num_panels {
@@ -422,4 +424,5 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
             ahead: [ahead(args.quants, args.quants_stride), ahead(args.scales, args.scales_stride)],
         });
     }
+    S::end_blocks();
 }

@@ -149,6 +149,7 @@ impl Step<'_> {
             values: layer.values(),
             pages: std::ptr::null(),
             block_size: kv.block_size,
+            scale_bytes: kv.dtype.scale_bytes(),
             num_kv_heads: layer.num_kv_heads,
             head_dim: layer.head_dim,
             value_dim: layer.value_dim,

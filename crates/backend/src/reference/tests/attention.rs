@@ -58,7 +58,7 @@ fn every_kind_and_plan_equals_the_naive_loops() {
 fn the_cache_rounds_to_its_dtype() {
     let tokens: Vec<u32> = (0..9).collect();
     let exact = naive::attention(&Kind::plain(), &tokens).concat();
-    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::F8E4M3] {
+    for dtype in [KvDtype::F16, KvDtype::BF16, KvDtype::Int8, KvDtype::F8E4M3] {
         let kind = Kind { dtype, ..Kind::plain() };
         let rounded = naive::attention(&kind, &tokens).concat();
         let difference = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -76,11 +76,13 @@ fn position_head(numbers: &Numbers, kind: &Kind, mut head: Vec<f64>, position: u
 }
 
 fn stored(dtype: KvDtype, values: Vec<f64>) -> Vec<f64> {
+    let largest = values.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
     let round = |value: f64| match dtype {
         KvDtype::F32 => value,
         KvDtype::F16 => f16::from_f32(value as f32).to_f64(),
         KvDtype::BF16 => bf16::from_f32(value as f32).to_f64(),
         KvDtype::F8E4M3 => f64::from(e4m3_to_f32(e4m3_from_f32(value as f32))),
+        KvDtype::Int8 => (value * 127.0 / largest).round() * largest / 127.0,
     };
     values.into_iter().map(round).collect()
 }

@@ -1,14 +1,14 @@
-//! `baton bench kernels`: the device's products, without a model.
+//! `baton bench kernels`: the device's products and attention, without a model.
 
 use std::io::Write;
 
 use anyhow::{Context, Result};
 use baton_backend::WeightFormat;
-use baton_bench::BenchError;
+use baton_bench::{BenchError, KernelLimits, KernelsOptions};
 
 use super::{bar, write_result};
 use crate::bench_args::KernelsArgs;
-use crate::engine_args::parse_dtype;
+use crate::engine_args::{kv_dtype, parse_dtype};
 use crate::errors::hinted;
 use crate::session::open_backend;
 
@@ -18,17 +18,29 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
         parse_dtype(name).context("--formats")?.ok_or_else(unknown)
     };
     let formats = args.formats.iter().map(format).collect::<Result<Vec<_>>>()?;
+    let default = baton_engine::EngineConfig::default().kv_dtype;
+    let kv_dtypes = args.kv_cache_dtypes.iter().map(|&dtype| kv_dtype(dtype, default)).collect();
     let device = open_backend(&args.engine)?.device();
-    let threads = args.engine.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
-    let memory = baton_bench::memory_gb_per_s(threads.unwrap_or(1));
     writeln!(out, "{}", device.description)?;
-    writeln!(out, "this machine's memory is read at {memory:.1} GB/s")?;
     out.flush()?;
+    let limits =
+        if device.name == "cpu" { cpu_limits(args.engine.threads)? } else { KernelLimits::default() };
     let open = || open_backend(&args.engine).map_err(|error| BenchError::Failed(format!("{error:#}")));
-    let figures = baton_bench::kernels(&open, &formats, &bar(&args.output, 1))?;
-    write!(out, "{}", baton_bench::kernels_table(&figures))?;
-    let mut json = baton_bench::kernels_json(&figures);
+    let options = KernelsOptions { limits, formats, kv_dtypes };
+    let result = baton_bench::kernels(&open, &options, &bar(&args.output, 1))?;
+    write!(out, "{}", baton_bench::kernels_table(&result))?;
+    let mut json = baton_bench::kernels_json(&result);
     json.insert("device".to_owned(), device.description.into());
-    json.insert("memory_gb_per_s".to_owned(), memory.into());
     write_result(&args.output, &json)
+}
+
+/// What as many threads as the backend uses can do at best.
+fn cpu_limits(threads: Option<usize>) -> Result<KernelLimits> {
+    let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    let peaks = baton_cpu::Peaks::measure(None, threads)?;
+    Ok(KernelLimits {
+        memory_gb_per_s: Some(baton_bench::memory_gb_per_s(threads)),
+        dot_gmac_per_s: Some(peaks.dot_gmac_per_s),
+        fma_gmac_per_s: Some(peaks.fma_gmac_per_s),
+    })
 }
