@@ -207,6 +207,17 @@ fn with_share(figure: f64, limit: Option<f64>) -> String {
 }
 
 impl KernelLimits {
+    /// The higher ones of two measurements.
+    #[must_use]
+    pub fn best(self, other: Self) -> Self {
+        let higher = |a: Option<f64>, b: Option<f64>| [a, b].into_iter().flatten().reduce(f64::max);
+        Self {
+            memory_gb_per_s: higher(self.memory_gb_per_s, other.memory_gb_per_s),
+            dot_gmac_per_s: higher(self.dot_gmac_per_s, other.dot_gmac_per_s),
+            fma_gmac_per_s: higher(self.fma_gmac_per_s, other.fma_gmac_per_s),
+        }
+    }
+
     /// Of the products of a format.
     fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
         if format.is_float() { self.fma_gmac_per_s } else { self.dot_gmac_per_s }
@@ -336,6 +347,10 @@ mod tests {
         assert_eq!(json["kernels"][0]["share_of_peak"]["1"], 0.5);
         assert_eq!(json["attention"][0]["prompt_share_of_peak"], 0.2);
         assert_eq!(json["attention"][11]["kv_cache_dtype"], "int8");
+
+        let disturbed = KernelLimits { memory_gb_per_s: Some(7.0), ..options.limits };
+        assert_eq!(disturbed.best(options.limits), options.limits);
+        assert_eq!(KernelLimits::default().best(KernelLimits::default()), KernelLimits::default());
 
         // Of a device whose limits are not known there are no shares.
         options.limits = KernelLimits::default();
