@@ -172,7 +172,7 @@ impl CudaBackend {
         }
         let gpu = Gpu::new(properties)?;
         let gemm = Gemm::new(&gpu, options.cache_dir.as_deref())?;
-        let kernels = Kernels::new(&gpu, options.cache_dir)?;
+        let kernels = Kernels::new(&gpu, options.cache_dir);
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
             weights: Vec::new(),
@@ -492,6 +492,7 @@ impl Backend for CudaBackend {
         assert!(self.device.kv.is_none(), "create_kv_cache is called once");
         crate::kv::check_spec(spec)?;
         self.device.gpu.bind()?;
+        self.device.kernels.make_ready()?;
         for layer in &spec.layers {
             if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&spec.dtype) {
                 self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;

@@ -41,17 +41,32 @@ pub(crate) enum Unit {
     Product(WeightFormat),
     Skinny { tiles: u32 },
     AttentionAny,
-    Attention { head_dim: usize, cache: KvDtype },
+    AttentionFew(Tiling),
+    AttentionMany(Tiling),
     Sample,
 }
 
+/// What the tensor-core attention is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tiling {
+    pub(crate) head_dim: usize,
+    pub(crate) cache: KvDtype,
+    /// The device has little shared memory, so that less is asked for ahead.
+    pub(crate) is_small: bool,
+}
+
 impl Unit {
-    fn every() -> Vec<Self> {
+    /// Devices of `architecture` have little shared memory if it is sm_89.
+    fn every(architecture: &str) -> Vec<Self> {
+        let is_small = architecture == "sm_89";
         let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         units.extend(WeightFormat::ALL.map(Self::Product));
         for head_dim in HEAD_DIMS {
-            units.extend(TILED_CACHES.map(|cache| Self::Attention { head_dim, cache }));
+            for cache in TILED_CACHES {
+                let tiling = Tiling { head_dim, cache, is_small };
+                units.extend([Self::AttentionFew(tiling), Self::AttentionMany(tiling)]);
+            }
         }
         units
     }
@@ -61,15 +76,12 @@ impl Unit {
             Self::Basic => &[COMMON, BASIC],
             Self::Product(_) => &[COMMON, PRODUCT],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
-            Self::Attention { .. } => &[
-                COMMON,
-                ATTENTION_SHARED,
-                ATTENTION_TILE,
-                ATTENTION_FP8,
-                ATTENTION_FEW,
-                ATTENTION_MANY,
-                ATTENTION_WIDE,
-            ],
+            Self::AttentionFew(_) => {
+                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
+            }
+            Self::AttentionMany(_) => {
+                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_MANY, ATTENTION_WIDE]
+            }
             Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Sample => &[COMMON, SAMPLE],
         };
@@ -83,10 +95,11 @@ impl Unit {
                 format!("-DBLOCK_LEN={}", format.block_len()),
                 format!("-DBLOCK_BYTES={}", format.block_bytes()),
             ],
-            Self::Attention { head_dim, cache } => vec![
-                format!("-DHEAD_DIM={head_dim}"),
-                format!("-DIS_F16={}", u8::from(cache != KvDtype::BF16)),
-                format!("-DIS_FP8={}", u8::from(cache == KvDtype::F8E4M3)),
+            Self::AttentionFew(tiling) | Self::AttentionMany(tiling) => vec![
+                format!("-DHEAD_DIM={}", tiling.head_dim),
+                format!("-DIS_F16={}", u8::from(tiling.cache != KvDtype::BF16)),
+                format!("-DIS_FP8={}", u8::from(tiling.cache == KvDtype::F8E4M3)),
+                format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
             Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
             Self::Basic | Self::AttentionAny | Self::Sample => Vec::new(),
@@ -99,7 +112,8 @@ impl Unit {
             Self::Product(format) => format!("product {format}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
             Self::AttentionAny => "attention_any".to_owned(),
-            Self::Attention { head_dim, cache } => format!("attention {head_dim} {cache:?}"),
+            Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
+            Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
             Self::Sample => "sample".to_owned(),
         }
     }
@@ -222,7 +236,7 @@ pub fn check_kernels() -> Option<Result<Vec<CompileReport>, String>> {
     }
     let jobs: Vec<(Unit, &str)> = ARCHITECTURES
         .iter()
-        .flat_map(|arch| Unit::every().into_iter().map(move |unit| (unit, *arch)))
+        .flat_map(|arch| Unit::every(arch).into_iter().map(move |unit| (unit, *arch)))
         .collect();
     let compile_all = |jobs: &[(Unit, &str)]| -> Vec<Result<CompileReport, String>> {
         let compile_one = |&(unit, architecture): &(Unit, &str)| {

@@ -9,16 +9,34 @@ use baton_backend::{BackendError, KvDtype, KvSpec, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
-use crate::compile::{HEAD_DIMS, TILED_CACHES, Unit, architecture, cubin};
+use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin};
 use crate::gpu::{Function, Gpu, failed};
 
 /// Activation rows that one launch of a product kernel takes, in the order of [`Products::plain`].
 pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
 
+const CORE_UNITS: [Unit; 3] = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
+/// Multiprocessors with less shared memory than this get smaller rings.
+const SMALL_SHARED_BYTES: u32 = 120 << 10;
+/// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
+pub(crate) const RESERVED_SHARED: u32 = 2048;
+
 #[derive(Debug)]
 pub(crate) struct Kernels {
     compiler: Compiler,
+    /// Shared memory of a multiprocessor.
+    shared_bytes: u32,
     modules: Vec<Module>,
+    core: Option<Core>,
+    /// There with the first bf16 weight.
+    skinny: Option<Skinny>,
+    products: HashMap<WeightFormat, Products>,
+    attention: HashMap<(usize, KvDtype), TiledAttention>,
+}
+
+/// What every model needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Core {
     pub(crate) norm: Function,
     pub(crate) rope_and_cache: Function,
     pub(crate) rope_whole_heads: Function,
@@ -27,14 +45,10 @@ pub(crate) struct Kernels {
     pub(crate) softcap: Function,
     pub(crate) move_blocks: Function,
     pub(crate) fill_random: Function,
-    /// There with the first bf16 weight.
-    skinny: Option<Skinny>,
     pub(crate) attention_any: Function,
     pub(crate) merge_partials: Function,
     pub(crate) sample_prepare: Function,
     pub(crate) sample_choose: Function,
-    products: HashMap<WeightFormat, Products>,
-    attention: HashMap<(usize, KvDtype), TiledAttention>,
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
@@ -86,17 +100,32 @@ struct Module(sys::CUmodule);
 unsafe impl Send for Module {}
 
 impl Kernels {
-    /// Compiles what every model needs; the rest comes with the weights and the cache.
-    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Result<Self, BackendError> {
+    /// Starts to compile what every model needs; the rest comes with the weights and the cache.
+    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Self {
         let architecture = architecture(gpu.properties.capability);
         let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
-        let units = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
-        for unit in units {
+        for unit in CORE_UNITS {
             compiler.start(unit);
         }
-        let [basic, attention, sample] = units.map(|unit| compiler.load(unit));
+        Self {
+            compiler,
+            shared_bytes: gpu.properties.shared_bytes_per_multiprocessor,
+            modules: Vec::new(),
+            core: None,
+            skinny: None,
+            products: HashMap::new(),
+            attention: HashMap::new(),
+        }
+    }
+
+    /// Waits for what every model needs. Called before anything is launched.
+    pub(crate) fn make_ready(&mut self) -> Result<(), BackendError> {
+        if self.core.is_some() {
+            return Ok(());
+        }
+        let [basic, attention, sample] = CORE_UNITS.map(|unit| self.compiler.load(unit));
         let (basic, attention, sample) = (basic?, attention?, sample?);
-        Ok(Self {
+        self.core = Some(Core {
             norm: basic.function("row_norm")?,
             rope_and_cache: basic.function("rope_and_cache")?,
             rope_whole_heads: basic.function("rope_whole_heads")?,
@@ -105,16 +134,21 @@ impl Kernels {
             softcap: basic.function("softcap")?,
             move_blocks: basic.function("move_blocks")?,
             fill_random: basic.function("fill_random")?,
-            skinny: None,
             attention_any: attention.function("attention_any")?,
             merge_partials: attention.function("merge_partials")?,
             sample_prepare: sample.function("sample_prepare")?,
             sample_choose: sample.function("sample_choose")?,
-            products: HashMap::new(),
-            attention: HashMap::new(),
-            modules: vec![basic, attention, sample],
-            compiler,
-        })
+        });
+        self.modules.extend([basic, attention, sample]);
+        Ok(())
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        self.core.as_ref().expect("made ready with the first weight or the cache")
+    }
+
+    fn tiling(&self, head_dim: usize, cache: KvDtype) -> Tiling {
+        Tiling { head_dim, cache, is_small: self.shared_bytes < SMALL_SHARED_BYTES }
     }
 
     /// Starts to compile what will be asked for.
@@ -129,13 +163,16 @@ impl Kernels {
         }
         for layer in &cache.layers {
             if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&cache.dtype) {
-                self.compiler.start(Unit::Attention { head_dim: layer.head_dim, cache: cache.dtype });
+                let tiling = self.tiling(layer.head_dim, cache.dtype);
+                self.compiler.start(Unit::AttentionFew(tiling));
+                self.compiler.start(Unit::AttentionMany(tiling));
             }
         }
     }
 
     /// Makes the kernels of a weight format ready. Called when a weight is loaded.
     pub(crate) fn prepare_format(&mut self, format: WeightFormat) -> Result<(), BackendError> {
+        self.make_ready()?;
         if self.products.contains_key(&format) {
             return Ok(());
         }
@@ -155,44 +192,29 @@ impl Kernels {
         self.skinny.as_ref().expect("loaded with the first bf16 weight")
     }
 
-    /// Makes the tensor-core attention of a head size ready. Called when the KV cache is made.
+    /// Makes the tensor-core attention of a head size ready, if the device has the shared memory for it. Called when the KV
+    /// cache is made.
     pub(crate) fn prepare_attention(&mut self, head_dim: usize, cache: KvDtype) -> Result<(), BackendError> {
-        if !self.attention.contains_key(&(head_dim, cache)) {
-            let module = self.compiler.load(Unit::Attention { head_dim, cache })?;
-            let row_bytes = head_dim as u32 * 2;
-            // As `attention_few.cu` and `attention_many.cu` lay it out: rings of keys and values, and beside them the sums
-            // of four warps for eight rows, or 128 rows of queries and what a cache of eight bits is converted to.
-            let is_fp8 = cache == KvDtype::F8E4M3;
-            let raw_bytes = if is_fp8 { row_bytes / 2 } else { row_bytes };
-            let few_stages = if head_dim > 128 { 2 } else { 384 / head_dim as u32 } * (row_bytes / raw_bytes);
-            let (many_stages, many_keys) = match head_dim {
-                64 => (3, 32),
-                128 => (3, 64),
-                _ => (2, 16),
-            };
-            let many_places = match head_dim {
-                _ if !is_fp8 => 0,
-                256 => 1,
-                _ => 2,
-            };
-            // `attention_wide.cu`: two buffers of queries, four stages of 64 keys.
-            let is_wide = self.compiler.architecture == "sm_90a" && head_dim == 128 && !is_fp8;
-            let tiled = TiledAttention {
-                few: module.function("attention_few")?,
-                few_shared_bytes: 4 * few_stages * 2 * 16 * raw_bytes + 4 * 8 * head_dim as u32 * 4,
-                many: module.function(if is_wide { "attention_wide" } else { "attention_many" })?,
-                many_shared_bytes: if is_wide {
-                    (2 * 128 + 4 * 2 * 64) * row_bytes
-                } else {
-                    (128 + many_places * 2 * many_keys) * row_bytes + many_stages * 2 * many_keys * raw_bytes
-                },
-                many_threads: if is_wide { 384 } else { 256 },
-            };
-            allow_shared(tiled.few, tiled.few_shared_bytes)?;
-            allow_shared(tiled.many, tiled.many_shared_bytes)?;
-            self.attention.insert((head_dim, cache), tiled);
-            self.modules.push(module);
+        let tiling = self.tiling(head_dim, cache);
+        let is_wide = self.compiler.architecture == "sm_90a" && head_dim == 128 && cache != KvDtype::F8E4M3;
+        let (few_shared_bytes, many_shared_bytes) = attention_shared_bytes(tiling, is_wide);
+        let fits = few_shared_bytes.max(many_shared_bytes) + RESERVED_SHARED <= self.shared_bytes;
+        if self.attention.contains_key(&(head_dim, cache)) || !fits {
+            return Ok(());
         }
+        let few = self.compiler.load(Unit::AttentionFew(tiling))?;
+        let many = self.compiler.load(Unit::AttentionMany(tiling))?;
+        let tiled = TiledAttention {
+            few: few.function("attention_few")?,
+            few_shared_bytes,
+            many: many.function(if is_wide { "attention_wide" } else { "attention_many" })?,
+            many_shared_bytes,
+            many_threads: if is_wide { 384 } else { 256 },
+        };
+        allow_shared(tiled.few, tiled.few_shared_bytes)?;
+        allow_shared(tiled.many, tiled.many_shared_bytes)?;
+        self.attention.insert((head_dim, cache), tiled);
+        self.modules.extend([few, many]);
         Ok(())
     }
 
@@ -203,6 +225,33 @@ impl Kernels {
     pub(crate) fn tiled_attention(&self, head_dim: usize, cache: KvDtype) -> Option<TiledAttention> {
         self.attention.get(&(head_dim, cache)).copied()
     }
+}
+
+/// Shared memory of the two attention kernels, as their texts lay it out: rings of keys and values, and beside them the sums of
+/// four warps for eight rows, or 128 rows of queries and what a cache of eight bits is converted to.
+fn attention_shared_bytes(tiling: Tiling, is_wide: bool) -> (u32, u32) {
+    let Tiling { head_dim, cache, is_small } = tiling;
+    let row_bytes = head_dim as u32 * 2;
+    let is_fp8 = cache == KvDtype::F8E4M3;
+    let raw_bytes = if is_fp8 { row_bytes / 2 } else { row_bytes };
+    let stages = if head_dim > 128 { 2 } else { (if is_small { 256 } else { 384 }) / head_dim as u32 };
+    let few = 4 * stages * (row_bytes / raw_bytes) * 2 * 16 * raw_bytes + 4 * 8 * head_dim as u32 * 4;
+    if is_wide {
+        // Two buffers of queries, four stages of 64 keys.
+        return (few, (2 * 128 + 4 * 2 * 64) * row_bytes);
+    }
+    let keys = match head_dim {
+        64 => 32,
+        128 => 64,
+        _ => 16,
+    };
+    let stages = if head_dim > 128 || is_small { 2 } else { 3 };
+    let places = match head_dim {
+        _ if !is_fp8 => 0,
+        256 => 1,
+        _ => 2,
+    };
+    (few, (128 + places * 2 * keys) * row_bytes + stages * 2 * keys * raw_bytes)
 }
 
 /// Compiles units, each on a thread of its own.
@@ -299,4 +348,27 @@ fn allow_shared(function: Function, bytes: u32) -> Result<(), BackendError> {
     // SAFETY: the function belongs to a loaded module.
     unsafe { driver::function::set_function_attribute(function.0, attribute, bytes as i32) }
         .map_err(failed("reserving shared memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_fits_the_shared_memory_of_every_generation() {
+        let largest = |head_dim, cache, is_small, is_wide| {
+            let (few, many) = attention_shared_bytes(Tiling { head_dim, cache, is_small }, is_wide);
+            few.max(many) + RESERVED_SHARED
+        };
+        assert!(largest(128, KvDtype::BF16, false, true) <= 228 << 10);
+        for cache in TILED_CACHES {
+            for head_dim in HEAD_DIMS {
+                assert!(largest(head_dim, cache, false, false) <= 164 << 10, "{head_dim} {cache:?}");
+            }
+        }
+        // Devices of little shared memory have the two usual head sizes, but not e4m3 at 128.
+        for (head_dim, cache) in [(64, KvDtype::BF16), (128, KvDtype::F16), (64, KvDtype::F8E4M3)] {
+            assert!(largest(head_dim, cache, true, false) <= 100 << 10, "{head_dim} {cache:?}");
+        }
+    }
 }

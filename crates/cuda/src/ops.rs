@@ -10,6 +10,7 @@ use baton_backend::{
 
 use crate::backend::{Device, PARTIAL_LSE_SHARE};
 use crate::graphs::Shape;
+use crate::kernels::RESERVED_SHARED;
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, NormParams, ProductParams, RopeParams,
     SampleParams,
@@ -19,8 +20,6 @@ use crate::products::{Product, is_small, rows_index};
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
-/// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
-const RESERVED_SHARED: u32 = 2048;
 
 /// One step on its way through a program.
 pub(crate) struct Run<'a> {
@@ -107,7 +106,7 @@ impl Run<'_> {
             return Ok(());
         }
         // SAFETY: the struct is the kernel's; buffers have the shape's rows.
-        unsafe { self.device.gpu.launch(self.device.kernels.norm, (rows, 1), 256, 0, &params) }
+        unsafe { self.device.gpu.launch(self.device.kernels.core().norm, (rows, 1), 256, 0, &params) }
     }
 
     /// The rows that a product reads: the buffer itself, or its norm in scratch.
@@ -209,7 +208,9 @@ impl Run<'_> {
             ActivateParams { projected, bias, output, rows: m as u32, width: width as u32, activation };
         let blocks = (m * width / 8).div_ceil(256).clamp(1, 2048) as u32;
         // SAFETY: the struct is the kernel's; scratch and output have `m` rows.
-        unsafe { self.device.gpu.launch(self.device.kernels.gated_activation, (blocks, 1), 256, 0, &params) }
+        unsafe {
+            self.device.gpu.launch(self.device.kernels.core().gated_activation, (blocks, 1), 256, 0, &params)
+        }
     }
 
     fn try_qkv(&mut self, op: &Qkv) -> Result<(), BackendError> {
@@ -253,9 +254,9 @@ impl Run<'_> {
         let is_whole =
             rope.is_none_or(|rope| !rope.is_interleaved && 2 * rope.half as usize == spec.head_dim);
         let (function, grid, threads) = if is_whole && [64, 128, 256].contains(&spec.head_dim) {
-            (kernels.rope_whole_heads, (self.shape.tokens, 1), 256)
+            (kernels.core().rope_whole_heads, (self.shape.tokens, 1), 256)
         } else {
-            (kernels.rope_and_cache, (self.shape.tokens, heads.div_ceil(4)), 128)
+            (kernels.core().rope_and_cache, (self.shape.tokens, heads.div_ceil(4)), 128)
         };
         // SAFETY: the struct is the kernels'; slots were checked against the cache when the step was submitted.
         unsafe { gpu.launch(function, grid, threads, 0, &params) }
@@ -306,8 +307,8 @@ impl Run<'_> {
             // SAFETY: see above.
             None => unsafe {
                 let blocks = 8 * properties.num_multiprocessors;
-                gpu.launch(kernels.attention_any, (blocks, 1), 128, 0, &params)?;
-                gpu.launch(kernels.merge_partials, (blocks / 2, 1), 128, 0, &params)?;
+                gpu.launch(kernels.core().attention_any, (blocks, 1), 128, 0, &params)?;
+                gpu.launch(kernels.core().merge_partials, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {
                 if plan.min_queries > 0 && plan.min_queries * group <= 16 {
@@ -378,14 +379,14 @@ impl Run<'_> {
         // SAFETY: the struct is the kernels'; the arrays were made for the largest number of samples.
         unsafe {
             device.gpu.launch(
-                device.kernels.sample_prepare,
+                device.kernels.core().sample_prepare,
                 (SAMPLE_PARTS, self.shape.samples),
                 256,
                 0,
                 &params,
             )?;
             device.gpu.launch(
-                device.kernels.sample_choose,
+                device.kernels.core().sample_choose,
                 (self.shape.samples, 1),
                 SAMPLE_THREADS,
                 0,

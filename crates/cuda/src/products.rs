@@ -67,7 +67,9 @@ impl Run<'_> {
                 let count = (product.m * product.output_stride) as u64;
                 let params = SoftcapParams { values: product.output, count, cap };
                 // SAFETY: the struct is the kernel's; the output has these values.
-                unsafe { self.device.gpu.launch(self.device.kernels.softcap, (1024, 1), 256, 0, &params) }
+                unsafe {
+                    self.device.gpu.launch(self.device.kernels.core().softcap, (1024, 1), 256, 0, &params)
+                }
             }
             _ => Ok(()),
         }
@@ -169,7 +171,7 @@ impl Run<'_> {
             width: weight.rows as u32,
         };
         // SAFETY: the struct is the kernel's; the output is `[m, rows]`.
-        unsafe { gpu.launch(kernels.add_bias, (512, 1), 256, 0, &params) }
+        unsafe { gpu.launch(kernels.core().add_bias, (512, 1), 256, 0, &params) }
     }
 
     pub(crate) fn weight_size(&self, weight: WeightId) -> (usize, usize) {

@@ -198,7 +198,9 @@ impl Mover {
                     block_units: (kv.layers[layer].block_bytes / 16) as u32,
                 };
                 // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
-                unsafe { gpu.launch_on(self.stream, kernels.move_blocks, (self.grid, 1), 256, 0, &params) }?;
+                unsafe {
+                    gpu.launch_on(self.stream, kernels.core().move_blocks, (self.grid, 1), 256, 0, &params)
+                }?;
             }
         }
         Ok(())

@@ -159,5 +159,5 @@ fn launch_fill(
     };
     let blocks = (count.div_ceil(8 * 256) as u32).clamp(1, 32 * gpu.properties.num_multiprocessors);
     // SAFETY: the struct is the kernel's; the callers give a range that has these values.
-    unsafe { gpu.launch(kernels.fill_random, (blocks, 1), 256, 0, &params) }
+    unsafe { gpu.launch(kernels.core().fill_random, (blocks, 1), 256, 0, &params) }
 }

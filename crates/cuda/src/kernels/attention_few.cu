@@ -5,7 +5,7 @@
 // needs no other warp until the unit ends. The ring runs on into the next unit, so that the memory never waits for the end of
 // one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
 
-#define FEW_STAGES ((HEAD_DIM > 128 ? 2 : 384 / HEAD_DIM) * (IS_FP8 ? 2 : 1))
+#define FEW_STAGES ((HEAD_DIM > 128 ? 2 : (IS_SMALL ? 256 : 384) / HEAD_DIM) * (IS_FP8 ? 2 : 1))
 #define FEW_STAGE_BYTES (2 * 16 * RAW_BYTES) // of one warp: 16 keys, 16 values
 #define FEW_LANE_ROWS (32 / RAW_CHUNKS)      // rows that a warp copies at once
 

@@ -6,7 +6,7 @@
 #define TILE_BYTES (KEYS * ROW_BYTES)
 #define MANY_ROWS 128
 #define KEEPS_QUERIES (HEAD_DIM == 128) // in registers, where there is room
-#define MANY_STAGES (HEAD_DIM > 128 ? 2 : 3)
+#define MANY_STAGES (HEAD_DIM > 128 || IS_SMALL ? 2 : 3)
 #define MANY_COPIES (KEYS * CHUNKS / 256) // of keys, and as many of values, a thread and tile
 // A tile of e4m3 is converted on its way to where it is multiplied, which can be one place while the next is written or, to save
 // room, one for all.
