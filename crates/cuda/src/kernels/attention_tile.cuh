@@ -91,6 +91,45 @@ __device__ __forceinline__ Seen join_lanes(const Seen& own, bool is_row) {
             __reduce_max_sync(NONE, is_row ? own.begin : 0), __reduce_min_sync(NONE, is_row ? own.end : NONE)};
 }
 
+// Bends and masks the products of queries and keys from `offset` on and finds the new maximum of both rows. What the scores
+// are still to be multiplied with.
+template <int TILES>
+__device__ __forceinline__ float rank(
+    const AttentionParams& p, const AttentionItem& item, float (&scores)[TILES][4], const u32 (&position)[2],
+    const float (&slope)[2], const float (&max)[2], u32 offset, u32 end, bool is_masked, float (&highest)[2]) {
+    float factor = p.scale * LOG2E;
+    if (p.softcap > 0.0f || p.slopes) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 key = item.kv_start + offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
+                float score = soften(scores[n][j] * p.scale, p.softcap);
+                scores[n][j] = score - slope[j / 2] * (float)((int)position[j / 2] - (int)key);
+            }
+        factor = LOG2E;
+    }
+    if (is_masked) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 at = offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
+                if (at >= end || !sees(position[j / 2], item.kv_start + at, p.window)) scores[n][j] = NEG_INF;
+            }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float most = NEG_INF;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) most = fmaxf(most, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
+        most = fmaxf(most, __shfl_xor_sync(NONE, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(NONE, most, 2));
+        highest[h] = fmaxf(max[h], most * factor);
+    }
+    return factor;
+}
+
 // The running softmax of a lane's two rows.
 struct Rows {
     u32 position[2];
@@ -109,37 +148,8 @@ struct Rows {
     template <int TILES>
     __device__ __forceinline__ void weigh(
         const AttentionParams& p, const AttentionItem& item, float (&scores)[TILES][4], u32 offset, u32 end, bool is_masked) {
-        float factor = p.scale * LOG2E;
-        if (p.softcap > 0.0f || p.slopes) {
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 key = item.kv_start + offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
-                    float score = soften(scores[n][j] * p.scale, p.softcap);
-                    scores[n][j] = score - slope[j / 2] * (float)((int)position[j / 2] - (int)key);
-                }
-            factor = LOG2E;
-        }
-        if (is_masked) {
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 at = offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
-                    if (at >= end || !sees(position[j / 2], item.kv_start + at, p.window)) scores[n][j] = NEG_INF;
-                }
-        }
         float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most = NEG_INF;
-#pragma unroll
-            for (int n = 0; n < TILES; n++) most = fmaxf(most, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
-            most = fmaxf(most, __shfl_xor_sync(NONE, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(NONE, most, 2));
-            highest[h] = fmaxf(max[h], most * factor);
-        }
+        float factor = rank<TILES>(p, item, scores, position, slope, max, offset, end, is_masked, highest);
         // After the first tiles the maximum seldom moves.
         if (__any_sync(NONE, highest[0] > max[0] || highest[1] > max[1])) {
 #pragma unroll

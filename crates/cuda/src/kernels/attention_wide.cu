@@ -227,37 +227,8 @@ struct Softmax {
     // Products of queries and keys become weights. True if sums must shrink.
     __device__ __forceinline__ bool weigh(
         const AttentionParams& p, const AttentionItem& item, float (&scores)[8][4], u32 offset, u32 end, bool is_masked) {
-        float factor = p.scale * LOG2E;
-        if (p.softcap > 0.0f || p.slopes) {
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 key = item.kv_start + offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
-                    float score = soften(scores[n][j] * p.scale, p.softcap);
-                    scores[n][j] = score - slope[j / 2] * (float)((int)position[j / 2] - (int)key);
-                }
-            factor = LOG2E;
-        }
-        if (is_masked) {
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 at = offset + n * 8 + threadIdx.x % 4 * 2 + j % 2;
-                    if (at >= end || !sees(position[j / 2], item.kv_start + at, p.window)) scores[n][j] = NEG_INF;
-                }
-        }
         float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most = NEG_INF;
-#pragma unroll
-            for (int n = 0; n < 8; n++) most = fmaxf(most, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
-            most = fmaxf(most, __shfl_xor_sync(NONE, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(NONE, most, 2));
-            highest[h] = fmaxf(max[h], most * factor);
-        }
+        float factor = rank<8>(p, item, scores, position, slope, max, offset, end, is_masked, highest);
         bool moves = __any_sync(NONE, highest[0] > max[0] || highest[1] > max[1]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
