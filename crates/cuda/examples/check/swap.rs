@@ -203,16 +203,7 @@ fn random_step(mirror: &mut Mirror, random: &mut Random) -> (StepInput, Vec<Opti
         let (from, offset) = (block(random), random.below(BLOCK_SIZE));
         input.positions.push(offset as u32);
         input.pages.push(from);
-        plan.items.push(AttentionItem {
-            query_start: row,
-            num_queries: 1,
-            pages_start: row,
-            kv_start: 0,
-            kv_len: BLOCK_SIZE as u32,
-            partial: NO_PARTIAL,
-        });
-        input.logit_rows.push(row);
-        input.samples.push(SampleRow::greedy(row));
+        sample_over_page(&mut input, &mut plan, row);
         expected.push(mirror.device[from as usize][offset]);
     }
     input.attention.push(plan);
@@ -306,16 +297,21 @@ fn fill_simple(input: &mut StepInput) {
         input.positions.push(row % BLOCK_SIZE as u32);
         input.slots.push(row / 2 * BLOCK_SIZE as u32 + row % BLOCK_SIZE as u32);
         input.pages.push(row / 2);
-        plan.items.push(AttentionItem {
-            query_start: row,
-            num_queries: 1,
-            pages_start: row,
-            kv_start: 0,
-            kv_len: BLOCK_SIZE as u32,
-            partial: NO_PARTIAL,
-        });
-        input.logit_rows.push(row);
-        input.samples.push(SampleRow::greedy(row));
+        sample_over_page(input, &mut plan, row);
     }
     input.attention.push(plan);
+}
+
+/// Row `row` attends to its own page, the `row`-th, and draws a token.
+fn sample_over_page(input: &mut StepInput, plan: &mut AttentionPlan, row: u32) {
+    plan.items.push(AttentionItem {
+        query_start: row,
+        num_queries: 1,
+        pages_start: row,
+        kv_start: 0,
+        kv_len: BLOCK_SIZE as u32,
+        partial: NO_PARTIAL,
+    });
+    input.logit_rows.push(row);
+    input.samples.push(SampleRow::greedy(row));
 }
