@@ -1,11 +1,12 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops | sampling | swap [STEPS] | golden GOLDEN_DIR
+//! check ops [bf16] | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
-//! `BATON_KV_DTYPE=fp8` (or f16) times with that cache instead of bf16, `BATON_ENFORCE_EAGER=1` without recorded steps.
+//! `BATON_KV_DTYPE=fp8` (or f16) times with that cache instead of bf16, `BATON_ENFORCE_EAGER=1` without recorded steps,
+//! `BATON_SKINNY_ROWS` sets up to how many tokens the skinny kernels are used.
 //! Prints a line a check and exits non-zero if any failed.
 
 mod bench;
@@ -31,9 +32,8 @@ fn options() -> CudaOptions {
         enforce_eager: std::env::var_os("BATON_ENFORCE_EAGER").is_some(),
         ..CudaOptions::default()
     };
-    if let Some(rows) = std::env::var("BATON_SKINNY_ROWS").ok().and_then(|text| text.parse().ok()) {
-        options.skinny_rows = rows;
-    }
+    let rows = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    options.skinny_rows = rows("BATON_SKINNY_ROWS").unwrap_or(options.skinny_rows);
     options
 }
 
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut table = Table::default();
     match arguments.as_slice() {
-        ["ops"] => ops::check(&mut table),
+        ["ops", rest @ ..] => ops::check(rest.first().copied(), &mut table),
         ["sampling"] => sampling::check(&mut table),
         ["swap", rest @ ..] => {
             let steps = rest.first().map_or(2000, |text| text.parse().expect("a number"));

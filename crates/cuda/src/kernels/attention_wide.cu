@@ -358,8 +358,7 @@ __device__ __forceinline__ void multiply_units(
 #pragma unroll
                 for (int j = 0; j < 4; j++) queries[k][j] = convert_query(queries[k][j]);
             }
-            __syncwarp();
-            if (lane == 0) wide_arrive(barriers + (QUERIES + units % 2) * 8);
+            wide_arrive(barriers + (QUERIES + units % 2) * 8);
             units++;
             attend_wide(p, walk, own, begin, seen.end, count, barriers, stages, queries, softmax, sums);
         }
@@ -379,7 +378,7 @@ KERNEL __launch_bounds__(384, 1) attention_wide(const AttentionParams p) {
             wide_init(barriers + (FULL + i) * 8, 128);
             wide_init(barriers + (EMPTY + i) * 8, 8);
         }
-        for (u32 i = 0; i < 2; i++) wide_init(barriers + (QUERIES + i) * 8, 8);
+        for (u32 i = 0; i < 2; i++) wide_init(barriers + (QUERIES + i) * 8, 256);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
