@@ -256,12 +256,12 @@ unsafe fn add<
         for t in 0..T {
             let block = blocks.add(t);
             // Starting at minus offset · Σa takes the offset out of every quant.
-            let start = if whole { (*block).start } else { (*block).starts[half] };
-            sums[t] = [S::splat_int(if S::BIASED {
-                start
+            let start = if whole { &raw const (*block).start } else { &raw const (*block).starts[half] };
+            sums[t] = if S::BIASED {
+                S::splat_ints::<R>(start)
             } else {
-                ActivationBlock::negative_sum(start, args.offset_shift)
-            }); R];
+                [S::splat_int(ActivationBlock::negative_sum(*start, args.offset_shift)); R]
+            };
         }
     }
     let activations = (&raw const (*blocks).quants).cast::<i8>().add(half * 16);
@@ -297,9 +297,9 @@ unsafe fn add<
             } else {
                 S::mul(S::to_float(sums[t][r]), scale[r])
             };
-            totals[t][r] = S::fma(product, d, totals[t][r]);
+            totals[t][r] = S::fma_into(product, d, totals[t][r]);
             if MINS {
-                totals[t][r] = S::fma(min[r], sum, totals[t][r]);
+                totals[t][r] = S::fma_into(min[r], sum, totals[t][r]);
             }
         }
     }
