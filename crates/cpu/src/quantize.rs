@@ -32,6 +32,22 @@ pub const START: f32 = 12_582_912.0;
 pub const START_SHIFT: u32 = 7;
 
 impl ActivationBlock {
+    /// `sums` are those of the halves of `quants`.
+    #[inline(always)]
+    pub fn new(quants: [i8; 32], sums: [i32; 2], d: f32) -> Self {
+        let sum = sums[0].wrapping_add(sums[1]);
+        let start = |sum: i32| START_BITS.wrapping_sub(sum << START_SHIFT);
+        Self {
+            quants,
+            d,
+            start: start(sum),
+            starts: sums.map(start),
+            scaled_sum: d * sum as f32,
+            scaled_sums: sums.map(|sum| d * sum as f32),
+            unused: 0,
+        }
+    }
+
     /// −2^shift · Σ quants, of the whole block or of one half.
     #[inline(always)]
     pub fn negative_sum(start: i32, shift: u32) -> i32 {

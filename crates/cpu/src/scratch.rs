@@ -19,6 +19,15 @@ pub struct AttentionUnit {
     pub num_queries: u32,
 }
 
+/// One segment of the keys of a unit, where contexts are split over workers.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionPiece {
+    pub unit: u32,
+    pub segment: u32,
+    /// Where the unit's pieces start.
+    pub first: u32,
+}
+
 /// One worker's memory for sampling.
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -49,6 +58,8 @@ pub struct Scratch {
     pub partials: Buffer,
     pub partial_lse: Buffer,
     pub units: Vec<AttentionUnit>,
+    pub pieces: Vec<AttentionPiece>,
+    pub states: Buffer,
     pub samplers: Vec<Sampler>,
     pub draws: Vec<Option<Draw>>,
     /// Columns of the widest weight, of any kind and of the float ones.
@@ -70,6 +81,8 @@ impl Scratch {
             partials: empty()?,
             partial_lse: empty()?,
             units: Vec::new(),
+            pieces: Vec::new(),
+            states: empty()?,
             samplers: (0..num_threads).map(|_| Sampler::default()).collect(),
             draws: Vec::new(),
             max_cols: 0,
@@ -134,6 +147,13 @@ impl Scratch {
             self.attention = Buffer::new(self.samplers.len(), floats, "scratch for attention")?;
         }
         Ok(())
+    }
+
+    /// Room for what rows have after each of `count` segments; grows with the longest context that is split.
+    pub fn reserve_states(&mut self, count: usize, floats: usize) -> Result<(), BackendError> {
+        let what = "states of segments of attention";
+        let too_large = || BackendError::Unsupported { what: format!("that many {what}") };
+        self.states.reserve(count.checked_mul(floats).ok_or_else(too_large)?, what)
     }
 
     /// Room for partial results of attention.

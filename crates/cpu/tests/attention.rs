@@ -12,7 +12,7 @@ use baton_backend::{
 use common::{Op, bits, cpu, error, limits, load_inputs, paths, random, run, run_and_read};
 
 const BLOCK_SIZE: usize = 16;
-const NUM_BLOCKS: usize = 64;
+const NUM_BLOCKS: usize = 96;
 const HIDDEN: usize = 64;
 const VOCAB: usize = 97;
 const MAX_TOKENS: usize = 320;
@@ -220,6 +220,41 @@ fn a_prompt_equals_its_chunks_and_its_decodes_to_the_bit() {
             assert!(whole == run_all(&[0, 37, 100, 150], 2, true), "{case:?} on {isa}: chunks");
             let single: Vec<usize> = [0].into_iter().chain(60..=150).collect();
             assert!(whole == run_all(&single, 2, false), "{case:?} on {isa}: decodes");
+        }
+    }
+}
+
+#[test]
+fn a_long_context_in_segments_has_the_same_bits_however_it_is_split() {
+    // Three segments; the last tokens as one chunk of one thread, and as decodes that several threads share.
+    let (start, end) = (1290, 1300);
+    let cases = [
+        Case { dtype: KvDtype::F16, ..PLAIN },
+        Case { dtype: KvDtype::Int8, window: Some(600), ..PLAIN },
+        Case { head_dim: 40, rotary_dim: 20, alibi: true, softcap: Some(2.0), ..PLAIN },
+    ];
+    let run_all = |backend: &mut dyn Backend, case: &Case, one_by_one: bool| -> Vec<f32> {
+        let setup = build(backend, case);
+        let mut cuts: Vec<usize> = (0..start).step_by(258).collect();
+        cuts.extend(if one_by_one { (start..=end).collect() } else { vec![start, end] });
+        let mut rows = Vec::new();
+        for pair in cuts.windows(2) {
+            let input =
+                step(case, &[Run { first_block: NUM_BLOCKS - 21, start: pair[0], len: pair[1] - pair[0] }]);
+            rows.extend(run_and_read(backend, &input, &setup.ops, setup.output));
+        }
+        rows
+    };
+    for case in cases {
+        let reference = run_all(&mut ReferenceBackend::new(), &case, false);
+        for isa in paths() {
+            let whole = run_all(&mut cpu(isa, 1), &case, false);
+            let limit = if case.dtype == KvDtype::F32 { 2e-5 } else { 1e-2 };
+            assert!(error(&whole, &reference) < limit, "{case:?} on {isa}: {}", error(&whole, &reference));
+            for threads in [1, 2, 5] {
+                let got = run_all(&mut cpu(isa, threads), &case, true);
+                assert!(bits(&whole) == bits(&got), "{case:?} on {isa}, {threads} threads");
+            }
         }
     }
 }

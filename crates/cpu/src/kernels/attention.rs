@@ -2,7 +2,8 @@
 //!
 //! Keys are taken in tiles of 64 whose borders are absolute positions, in ascending order, with an online softmax in
 //! f32. A tile that a row does not see leaves the row exactly as it was. So the result of a row depends neither on the
-//! rows beside it nor on whether it came in a prompt or as a decode. Where a unit has many rows, the keys and then the
+//! rows beside it nor on whether it came in a prompt or as a decode. Long contexts are made of segments: see
+//! [`super::segments`]. Where a unit has many rows, the keys and then the
 //! values of a tile are first opened to f32 in the worker's scratch; the order of additions is the same.
 //!
 //! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
@@ -16,6 +17,7 @@
 use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
 use super::int8_cache::{scale_scores, scale_weights};
 use super::rows::scale_row;
+use super::segments::{RowStates, SEGMENT_KEYS};
 use super::simd::Simd;
 use super::softmax::soften;
 
@@ -48,6 +50,11 @@ pub struct AttentionArgs {
     pub group: usize,
     pub kv_start: usize,
     pub kv_end: usize,
+    /// The keys of this unit, as far as there are any: all, or one segment of them, of which the states are left in the
+    /// scratch.
+    pub keys_start: usize,
+    pub keys_end: usize,
+    pub is_segment: bool,
     /// First row and number of queries, and the positions of all rows.
     pub query_start: usize,
     pub num_queries: usize,
@@ -74,17 +81,19 @@ pub struct AttentionScratch {
     /// Opened keys, `[panels, head_dim, 16]`, then values, `[TILE_KEYS, value_dim]`.
     pub opened: *mut f32,
     pub queries: *mut f32, // [rows, value_dim]
-    pub outputs: *mut f32, // [rows, value_dim]
     pub scores: *mut f32,  // [rows, TILE_KEYS]
-    pub sums: *mut f32,    // [rows, 16]: lanes are added up at the end
-    pub maxima: *mut f32,  // [rows]
     pub factors: *mut f32, // [rows]
+    /// Of the segment at hand, and of those before it.
+    pub states: RowStates,
+    pub folded: RowStates,
 }
 
 impl AttentionScratch {
     /// Floats that `rows` rows take.
     pub fn floats(rows: usize, value_dim: usize) -> usize {
-        rows.next_multiple_of(16) * (2 * value_dim + TILE_KEYS + 16 + 2) + TILE_KEYS * value_dim
+        rows.next_multiple_of(16) * (value_dim + TILE_KEYS + 1)
+            + 2 * RowStates::floats(rows, value_dim)
+            + TILE_KEYS * value_dim
     }
 
     /// Cuts `floats(rows, value_dim)` floats at `base` into the arrays.
@@ -93,13 +102,19 @@ impl AttentionScratch {
     /// `base` is valid for that many floats.
     pub unsafe fn at(base: *mut f32, rows: usize, value_dim: usize) -> Self {
         // Whole vectors of rows.
-        let rows = rows.next_multiple_of(16);
+        let whole_rows = rows.next_multiple_of(16);
         let queries = base.add(TILE_KEYS * value_dim);
-        let outputs = queries.add(rows * value_dim);
-        let scores = outputs.add(rows * value_dim);
-        let sums = scores.add(rows * TILE_KEYS);
-        let maxima = sums.add(rows * 16);
-        Self { opened: base, queries, outputs, scores, sums, maxima, factors: maxima.add(rows) }
+        let states = queries.add(whole_rows * value_dim);
+        let scores = states.add(RowStates::floats(rows, value_dim));
+        let factors = scores.add(whole_rows * TILE_KEYS);
+        Self {
+            opened: base,
+            queries,
+            scores,
+            factors,
+            states: RowStates::at(states, rows, value_dim),
+            folded: RowStates::at(factors.add(whole_rows), rows, value_dim),
+        }
     }
 }
 
@@ -178,14 +193,11 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
                 S::prefetch_far(args.output.wrapping_add(query + i).cast_const().cast());
             }
         }
-        // Not minus infinity, so that differences of maxima are never NaN.
-        *scratch.maxima.add(row) = f32::MIN;
-        S::store(scratch.sums.add(row * 16), S::splat(0.0));
-        for i in (0..args.value_dim).step_by(16) {
-            S::store(scratch.outputs.add(row * args.value_dim + i), S::splat(0.0));
-        }
     }
-    let (start, end) = (low.max(args.kv_start), high.min(args.kv_end));
+    scratch.states.clear::<S>(rows, args.value_dim);
+    let start = low.max(args.kv_start).max(args.keys_start);
+    let end = high.min(args.kv_end).min(args.keys_end);
+    let mut is_folded = false;
     let mut tile = start / TILE_KEYS * TILE_KEYS;
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
@@ -204,9 +216,24 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
             add_values::<S, E, false>(args, tile, first, last);
         }
         tile += TILE_KEYS;
+        if tile < end && tile.is_multiple_of(SEGMENT_KEYS) {
+            if !is_folded {
+                scratch.folded.clear::<S>(rows, args.value_dim);
+                is_folded = true;
+            }
+            scratch.folded.fold::<S>(&scratch.states, rows, args.value_dim);
+            scratch.states.clear::<S>(rows, args.value_dim);
+        }
     }
+    if args.is_segment {
+        return;
+    }
+    if is_folded {
+        scratch.folded.fold::<S>(&scratch.states, rows, args.value_dim);
+    }
+    let states = if is_folded { &scratch.folded } else { &scratch.states };
     for row in 0..rows {
-        finish_row::<S>(args, row);
+        finish_row::<S>(args, states, row);
     }
 }
 
@@ -379,7 +406,7 @@ unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: us
     last: usize,
     dim: usize,
 ) {
-    let outputs = args.scratch.outputs.add(row * args.value_dim + dim);
+    let outputs = args.scratch.states.outputs.add(row * args.value_dim + dim);
     let weights = args.scratch.scores.add(row * TILE_KEYS);
     let mut sums = [[S::splat(0.0); D]; T];
     for t in 0..T {
@@ -422,9 +449,9 @@ unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: us
 
 /// Divides by the sum and writes the output, or the partial with its log-sum-exp.
 #[inline(always)]
-unsafe fn finish_row<S: Simd>(args: &AttentionArgs, row: usize) {
-    let outputs = args.scratch.outputs.add(row * args.value_dim);
-    let sum = S::sum(S::load(args.scratch.sums.add(row * 16)));
+pub(super) unsafe fn finish_row<S: Simd>(args: &AttentionArgs, states: &RowStates, row: usize) {
+    let outputs = states.outputs.add(row * args.value_dim);
+    let sum = S::sum(S::load(states.sums.add(row * 16)));
     let (query, head) = (row / args.group, args.kv_head * args.group + row % args.group);
     // A row that saw no key has nothing to say: zeros, and a log-sum-exp of minus infinity.
     let factor = if sum > 0.0 { 1.0 / sum } else { 0.0 };
@@ -436,7 +463,7 @@ unsafe fn finish_row<S: Simd>(args: &AttentionArgs, row: usize) {
     let slot = query * args.num_kv_heads * args.group + head;
     scale_row::<S>(outputs, args.value_dim, factor, args.partial.add(slot * args.value_dim));
     *args.partial_lse.add(slot) =
-        if sum > 0.0 { *args.scratch.maxima.add(row) + sum.ln() } else { f32::NEG_INFINITY };
+        if sum > 0.0 { *states.maxima.add(row) + sum.ln() } else { f32::NEG_INFINITY };
 }
 
 /// The partials of one query and where its result goes.

@@ -1,10 +1,45 @@
 //! The sixteen-lane machine on AVX-512 (F, BW, DQ, VL), with or without VNNI.
 #![allow(unsafe_op_in_unsafe_fn, clippy::wildcard_imports)]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::amx;
 use super::simd::Simd;
+use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
+
+/// `c += a * b`. The compiler would rather have the result where `a` was and move it back at the end of a loop: a dozen moves a
+/// block of a tile, which the processor does not always get for nothing.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn multiply_add_into(a: __m512, b: __m512, c: __m512) -> __m512 {
+    let mut sum = c;
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "vfmadd231ps {}, {}, {}",
+            inout(zmm_reg) sum,
+            in(zmm_reg) a,
+            in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// One load. The compiler would move the first of several equal ones instead, which takes a place among the dot products.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_splat(from: *const i32) -> __m512i {
+    let lanes: __m512i;
+    asm!(
+        "vpbroadcastd {}, dword ptr [{}]",
+        out(zmm_reg) lanes,
+        in(reg) from,
+        options(pure, readonly, nostack, preserves_flags)
+    );
+    lanes
+}
 
 /// `VNNI` chooses the 8-bit dot products.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +138,10 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
         _mm512_fmadd_ps(a, b, c)
     }
     #[inline(always)]
+    unsafe fn fma_into(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        multiply_add_into(a, b, c)
+    }
+    #[inline(always)]
     unsafe fn abs(a: Self::F) -> Self::F {
         _mm512_abs_ps(a)
     }
@@ -123,6 +162,33 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
     unsafe fn maximum(a: Self::F) -> f32 {
         _mm512_reduce_max_ps(a)
     }
+    #[inline(always)]
+    unsafe fn maxima(vectors: &[Self::F; 16]) -> Self::F {
+        // Each step takes the larger of two halves of neighbours: half as many vectors, with twice as many results each.
+        let mut eight = [_mm512_setzero_ps(); 8];
+        for i in 0..8 {
+            let (a, b) = (vectors[i], vectors[i + 8]);
+            let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+            eight[i] = _mm512_max_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+        }
+        let mut four = [_mm512_setzero_ps(); 4];
+        for i in 0..4 {
+            let (a, b) = (eight[i], eight[i + 4]);
+            let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+            four[i] = _mm512_max_ps(low, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+        }
+        let mut two = [_mm512_setzero_ps(); 2];
+        for i in 0..2 {
+            let (a, b) = (four[i], four[i + 2]);
+            let low = _mm512_unpacklo_ps(a, b);
+            two[i] = _mm512_max_ps(low, _mm512_unpackhi_ps(a, b));
+        }
+        let low = _mm512_unpacklo_ps(two[0], two[1]);
+        let mixed = _mm512_max_ps(low, _mm512_unpackhi_ps(two[0], two[1]));
+        // Of lane l the quarter l / 4 told in the first two steps, the rest in the others.
+        let order = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+        _mm512_permutexvar_ps(order, mixed)
+    }
 
     #[inline(always)]
     unsafe fn to_int(a: Self::F) -> Self::I {
@@ -141,6 +207,14 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
         _mm512_set1_epi32(x)
     }
     #[inline(always)]
+    unsafe fn splat_ints<const N: usize>(from: *const i32) -> [Self::I; N] {
+        let mut lanes = [_mm512_setzero_si512(); N];
+        for lane in &mut lanes {
+            *lane = load_splat(from);
+        }
+        lanes
+    }
+    #[inline(always)]
     unsafe fn from_bits(a: Self::I) -> Self::F {
         _mm512_castsi512_ps(a)
     }
@@ -152,6 +226,29 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
         let shifted = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
         let sums = _mm_sad_epu8(shifted, _mm_setzero_si128());
         _mm_cvtsi128_si32(sums) + _mm_extract_epi32::<2>(sums) - 16 * 128
+    }
+    #[inline(always)]
+    unsafe fn store_block(to: *mut ActivationBlock, low: Self::I, high: Self::I, d: f32) {
+        let quants = _mm256_set_m128i(_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low));
+        // As in `store_i8`, both halves at once: each is summed into two places of its own half.
+        let sums = _mm256_sad_epu8(_mm256_xor_si256(quants, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+        let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b01_00_11_10>(sums));
+        let whole = _mm256_add_epi32(sums, _mm256_permute4x64_epi64::<0b01_00_11_10>(sums));
+        // The fields after the quants: _, whole, first, second, whole, first, second, 0.
+        let places = _mm256_setr_epi32(8, 8, 0, 4, 8, 0, 4, 9);
+        let shifts = _mm256_setr_epi32(4096, 4096, 2048, 2048, 4096, 2048, 2048, 0);
+        let sums = _mm256_sub_epi32(_mm256_permutex2var_epi32(sums, places, whole), shifts);
+        let starts = _mm256_sub_epi32(
+            _mm256_set1_epi32(START_BITS),
+            _mm256_slli_epi32::<{ START_SHIFT as i32 }>(sums),
+        );
+        let d = _mm256_set1_ps(d);
+        let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), d);
+        let fields = _mm256_mask_mov_ps(_mm256_castsi256_ps(starts), 0b0111_0000, scaled);
+        let fields = _mm256_mask_mov_ps(fields, 1, d);
+        let fields = _mm256_maskz_mov_ps(0b0111_1111, fields);
+        let block = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(quants), _mm256_castps_si256(fields));
+        _mm512_storeu_si512(to.cast(), block);
     }
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {

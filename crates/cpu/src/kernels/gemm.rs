@@ -17,6 +17,12 @@ use super::tile::{self, TileKernel};
 /// From this many tokens on it pays to open weights into scratch.
 pub const TILED_TOKENS: usize = 5;
 
+/// The same for quantised weights: a machine that holds a whole group of tokens in registers takes it straight from the packed
+/// planes, whose lines then come as a stream while they are multiplied.
+const fn tiled_tokens<S: Simd>() -> usize {
+    if S::TILE >= LANES { LANES + 1 } else { TILED_TOKENS }
+}
+
 /// Some panels of one part and the activations of all tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct PanelArgs {
@@ -266,7 +272,7 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
     out: *mut f32,
     multiply: TileKernel,
 ) {
-    if count >= TILED_TOKENS {
+    if count >= tiled_tokens::<S>() {
         return tile::quant_panels::<S, Q>(args, first, count, out, multiply);
     }
     // One token with three panels: three streams keep memory busier than one.
@@ -295,7 +301,10 @@ unsafe fn quant_panel<S: Simd, Q: Quant>(args: &PanelArgs, first: usize, count: 
         let blocks = args.blocks.add(tile * tile_blocks + lane);
         let left = (count - done).min(LANES - lane);
         let out = out.add(done * PANEL_ROWS);
-        done += if left >= 4 {
+        done += if S::TILE >= LANES && left > 4 {
+            quant_tile::<S, Q, 1, 8>(args, blocks, out);
+            8
+        } else if left >= 4 {
             quant_tile::<S, Q, 1, 4>(args, blocks, out);
             4
         } else if left >= 2 {

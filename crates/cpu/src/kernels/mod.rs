@@ -19,6 +19,7 @@ mod neon;
 pub mod peak;
 mod portable;
 pub mod rows;
+pub mod segments;
 mod simd;
 mod softmax;
 mod table;

@@ -6,13 +6,11 @@
 //! As in [`super::simd`]; row pointers are valid for the lengths given.
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use std::mem::MaybeUninit;
-
 use baton_backend::{Activation, RopeStyle};
 
 use super::math::{activate, softcap};
 use super::simd::Simd;
-use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
+use crate::quantize::ActivationBlock;
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 
 /// A normalisation with its vectors at hand. Vectors are padded to whole vectors of 16.
@@ -117,21 +115,19 @@ pub unsafe fn quantize_row<S: Simd>(x: *const f32, len: usize, blocks: *mut Acti
     }
 }
 
-/// At most [`BATCH`] blocks. They are put together nearby and copied as whole lines: a line that is far away is waited
-/// for once, and not at each of its fields.
+/// At most [`BATCH`] blocks.
 #[inline(always)]
 unsafe fn quantize_blocks<S: Simd>(x: *const f32, count: usize, blocks: *mut ActivationBlock, lanes: usize) {
-    let mut near: MaybeUninit<[ActivationBlock; BATCH]> = MaybeUninit::uninit();
-    let near = near.as_mut_ptr().cast::<ActivationBlock>();
-    let mut scales = [0.0f32; BATCH];
-    for (i, scale) in scales[..count].iter_mut().enumerate() {
+    let mut sizes = [S::splat(0.0); BATCH];
+    for (i, size) in sizes[..count].iter_mut().enumerate() {
         S::prefetch_write(blocks.add(i * lanes).cast());
         let (low, high) = (S::load(x.add(i * BLOCK)), S::load(x.add(i * BLOCK + 16)));
-        *scale = S::maximum(S::max(S::abs(low), S::abs(high)));
+        *size = S::max(S::abs(low), S::abs(high));
     }
-    let largest = S::load(scales.as_ptr());
+    let largest = S::maxima(&sizes);
     let mut halves = [0u16; BATCH];
     S::store_f16(halves.as_mut_ptr(), S::div(largest, S::splat(127.0)));
+    let mut scales = [0.0f32; BATCH];
     S::store(scales.as_mut_ptr(), S::load_f16(halves.as_ptr()));
     let mut inverses = [0.0f32; BATCH];
     // Zero, and whatever is no number, stay zero.
@@ -141,20 +137,7 @@ unsafe fn quantize_blocks<S: Simd>(x: *const f32, count: usize, blocks: *mut Act
         let inverse = S::splat(inverses[i]);
         let (low, high) = (S::load(x.add(i * BLOCK)), S::load(x.add(i * BLOCK + 16)));
         let (low, high) = (S::to_int(S::mul(low, inverse)), S::to_int(S::mul(high, inverse)));
-        let block = near.add(i);
-        let quants = (&raw mut (*block).quants).cast::<i8>();
-        let sums = [S::store_i8(quants, low), S::store_i8(quants.add(16), high)];
-        let (sum, d) = (sums[0].wrapping_add(sums[1]), scales[i]);
-        let start = |sum: i32| START_BITS.wrapping_sub(sum << START_SHIFT);
-        (*block).d = d;
-        (*block).start = start(sum);
-        (*block).starts = [start(sums[0]), start(sums[1])];
-        (*block).scaled_sum = d * sum as f32;
-        (*block).scaled_sums = [d * sums[0] as f32, d * sums[1] as f32];
-        (*block).unused = 0;
-    }
-    for i in 0..count {
-        S::store_bytes(blocks.add(i * lanes).cast(), S::load_bytes(near.add(i).cast_const().cast()));
+        S::store_block(blocks.add(i * lanes), low, high, scales[i]);
     }
 }
 

@@ -8,6 +8,8 @@
 //! All methods have one contract: the processor has the instructions of the implementation, and pointers are valid for
 //! what the method says it reads or writes (no alignment is needed).
 
+use crate::quantize::ActivationBlock;
+
 /// Sixteen lanes of f32 (`F`), of i32 (`I`), and sixteen times four bytes (`B`).
 pub trait Simd: Copy + 'static {
     type F: Copy;
@@ -50,6 +52,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The same, the result surely in the register that `c` had: in a loop nothing need be moved back.
+    #[inline(always)]
+    unsafe fn fma_into(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::fma(a, b, c) }
+    }
     unsafe fn abs(a: Self::F) -> Self::F;
     /// `value` where `x >= limit`, else 0.
     unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F;
@@ -57,6 +65,17 @@ pub trait Simd: Copy + 'static {
     unsafe fn only(x: Self::F, first: usize, last: usize) -> Self::F;
     unsafe fn sum(a: Self::F) -> f32;
     unsafe fn maximum(a: Self::F) -> f32;
+    /// The maximum of each of sixteen vectors.
+    #[inline(always)]
+    unsafe fn maxima(vectors: &[Self::F; 16]) -> Self::F {
+        let mut maxima = [0.0f32; 16];
+        for i in 0..16 {
+            // SAFETY: the caller's promise.
+            maxima[i] = unsafe { Self::maximum(vectors[i]) };
+        }
+        // SAFETY: the caller's promise, and the array has sixteen lanes.
+        unsafe { Self::load(maxima.as_ptr()) }
+    }
 
     /// Rounds to nearest, ties to even.
     unsafe fn to_int(a: Self::F) -> Self::I;
@@ -64,10 +83,27 @@ pub trait Simd: Copy + 'static {
     /// Two to the power of each lane, which is in -126..=127.
     unsafe fn exp2_int(a: Self::I) -> Self::F;
     unsafe fn splat_int(x: i32) -> Self::I;
+    /// The integer at `from` in `N` registers.
+    #[inline(always)]
+    unsafe fn splat_ints<const N: usize>(from: *const i32) -> [Self::I; N] {
+        // SAFETY: the caller's promise.
+        unsafe { [Self::splat_int(*from); N] }
+    }
     /// The floats with these bits.
     unsafe fn from_bits(a: Self::I) -> Self::F;
     /// Stores lanes that fit in i8 and returns their sum.
     unsafe fn store_i8(to: *mut i8, a: Self::I) -> i32;
+    /// Writes the block of 32 quants that fit in i8, with its sums.
+    #[inline(always)]
+    unsafe fn store_block(to: *mut ActivationBlock, low: Self::I, high: Self::I, d: f32) {
+        let mut quants = [0i8; 32];
+        let target = quants.as_mut_ptr();
+        // SAFETY: the caller's promise, and the array has room for both halves.
+        unsafe {
+            let sums = [Self::store_i8(target, low), Self::store_i8(target.add(16), high)];
+            to.write(ActivationBlock::new(quants, sums, d));
+        }
+    }
     /// Asks for the cache line at `from`, which may be any address.
     unsafe fn prefetch(from: *const u8);
     /// The same for a line that will be written.

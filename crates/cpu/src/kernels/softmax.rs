@@ -20,7 +20,7 @@ pub unsafe fn soften<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize) {
         for head in 0..args.group {
             let row = query * args.group + head;
             // For the moment the maximum before this tile.
-            *scratch.factors.add(row) = *scratch.maxima.add(row);
+            *scratch.factors.add(row) = *scratch.states.maxima.add(row);
             if first < last {
                 find_maximum::<S>(args, query, head, tile, first, last);
             }
@@ -28,7 +28,7 @@ pub unsafe fn soften<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize) {
     }
     for row in (0..rows).step_by(16) {
         let before = S::load(scratch.factors.add(row));
-        let factors = exp::<S>(S::sub(before, S::load(scratch.maxima.add(row))));
+        let factors = exp::<S>(S::sub(before, S::load(scratch.states.maxima.add(row))));
         S::store(scratch.factors.add(row), factors);
     }
     for query in 0..args.num_queries {
@@ -71,7 +71,7 @@ unsafe fn find_maximum<S: Simd>(
             S::store(at, score);
         }
     }
-    let mut largest = S::splat(*args.scratch.maxima.add(row));
+    let mut largest = S::splat(*args.scratch.states.maxima.add(row));
     if first == 0 && last == TILE_KEYS {
         // The usual case, without a branch between the vectors.
         for i in 0..TILE_KEYS / 16 {
@@ -85,15 +85,15 @@ unsafe fn find_maximum<S: Simd>(
             largest = S::max(largest, score);
         }
     }
-    *args.scratch.maxima.add(row) = S::maximum(largest);
+    *args.scratch.states.maxima.add(row) = S::maximum(largest);
 }
 
 /// The weights of a row in vectors `start..end` of a tile, 0 before them, and their sum.
 #[inline(always)]
 unsafe fn weigh_row<S: Simd>(scratch: &AttentionScratch, row: usize, start: usize, end: usize) {
     let scores = scratch.scores.add(row * TILE_KEYS);
-    let largest = S::splat(*scratch.maxima.add(row));
-    let sums = scratch.sums.add(row * 16);
+    let largest = S::splat(*scratch.states.maxima.add(row));
+    let sums = scratch.states.sums.add(row * 16);
     let mut sum = S::mul(S::load(sums), S::splat(*scratch.factors.add(row)));
     if start == 0 && end == TILE_KEYS / 16 {
         for i in 0..TILE_KEYS / 16 {

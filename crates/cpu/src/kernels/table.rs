@@ -21,6 +21,7 @@ use crate::quantize::ActivationBlock;
 pub struct Kernels {
     panels: [PanelKernel; WeightFormat::ALL.len()],
     attend: [unsafe fn(&AttentionArgs); 4],
+    pub fold_segments: unsafe fn(&AttentionArgs, *mut f32, usize),
     pub merge: unsafe fn(&MergeArgs),
     /// `(x, len, norm, out, accumulate)`.
     pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
@@ -78,7 +79,7 @@ macro_rules! table {
             use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
             use super::super::tile::{self, Class, TileArgs, TileKernel};
-            use super::super::{peak, rows};
+            use super::super::{peak, rows, segments};
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
@@ -115,6 +116,10 @@ macro_rules! table {
             unsafe fn attend<E: Element>(args: &AttentionArgs) {
                 let opened = OpenedKernels { multiply: multiply_chunk, add_values: add_opened };
                 attention::attend::<$simd, E>(args, &opened);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn fold_segments(args: &AttentionArgs, states: *mut f32, num_segments: usize) {
+                segments::fold_segments::<$simd>(args, states, num_segments);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn merge(args: &MergeArgs) {
@@ -198,6 +203,7 @@ macro_rules! table {
                 ],
                 // In the order of `KvDtype`, whose last one has no kernels here.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
+                fold_segments,
                 merge,
                 norm_row,
                 quantize_row,

@@ -196,6 +196,7 @@ unsafe fn tile<
     const BITS: u32,
     const R: usize,
     const T: usize,
+    const SPREAD: bool,
 >(
     args: &TileArgs,
     blocks: *const ActivationBlock,
@@ -213,8 +214,10 @@ unsafe fn tile<
     }
     let (mut quants, mut scales, mut blocks) = (args.quants, args.scales, blocks);
     for _ in 0..args.num_blocks {
-        ahead.ask::<S>(share);
-        if S::BIASED {
+        if SPREAD {
+            ahead.ask::<S>(share);
+        }
+        if S::BIASED && SPREAD {
             for t in 0..T {
                 S::prefetch(blocks.wrapping_add(next + t).cast());
             }
@@ -256,12 +259,12 @@ unsafe fn add<
         for t in 0..T {
             let block = blocks.add(t);
             // Starting at minus offset · Σa takes the offset out of every quant.
-            let start = if whole { (*block).start } else { (*block).starts[half] };
-            sums[t] = [S::splat_int(if S::BIASED {
-                start
+            let start = if whole { &raw const (*block).start } else { &raw const (*block).starts[half] };
+            sums[t] = if S::BIASED {
+                S::splat_ints::<R>(start)
             } else {
-                ActivationBlock::negative_sum(start, args.offset_shift)
-            }); R];
+                [S::splat_int(ActivationBlock::negative_sum(*start, args.offset_shift)); R]
+            };
         }
     }
     let activations = (&raw const (*blocks).quants).cast::<i8>().add(half * 16);
@@ -297,9 +300,9 @@ unsafe fn add<
             } else {
                 S::mul(S::to_float(sums[t][r]), scale[r])
             };
-            totals[t][r] = S::fma(product, d, totals[t][r]);
+            totals[t][r] = S::fma_into(product, d, totals[t][r]);
             if MINS {
-                totals[t][r] = S::fma(min[r], sum, totals[t][r]);
+                totals[t][r] = S::fma_into(min[r], sum, totals[t][r]);
             }
         }
     }
@@ -307,7 +310,14 @@ unsafe fn add<
 
 /// All tokens with the `R` panels at `panel`.
 #[inline(always)]
-unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32, const R: usize>(
+unsafe fn tokens<
+    S: Simd,
+    const HALVES: usize,
+    const MINS: bool,
+    const BITS: u32,
+    const R: usize,
+    const SPREAD: bool,
+>(
     args: &TileArgs,
     panel: usize,
 ) {
@@ -321,9 +331,9 @@ unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32
     if panel > 0 {
         (quants.bytes, scales.bytes) = (0, 0);
     }
-    // Few lines with each block, so that they come while it is multiplied.
     let steps = args.count.div_ceil(S::QUANT_TILE.1);
-    let (share, scales_share) = (quants.share(steps * args.num_blocks), scales.share(steps));
+    let parts = if SPREAD { steps * args.num_blocks } else { steps };
+    let (share, scales_share) = (quants.share(parts), scales.share(steps));
     let mut done = 0;
     while done < args.count {
         let token = args.first + done;
@@ -331,6 +341,9 @@ unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32
         let blocks = args.blocks.add(group * args.lanes * args.row_blocks + lane);
         let out = args.out.add(done * PANEL_ROWS);
         scales.ask::<S>(scales_share);
+        if !SPREAD {
+            quants.ask::<S>(share);
+        }
         if !args.target.is_null() {
             for t in token..token + S::QUANT_TILE.1 {
                 let line = args.target.wrapping_add(t * args.target_stride + panel * 4 * PANEL_ROWS);
@@ -342,12 +355,28 @@ unsafe fn tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32
         // Of a group of interleaved tokens the second half follows the first at once.
         let next = if lane == 0 { 4 } else { args.lanes * args.row_blocks - lane };
         if S::QUANT_TILE.1 == 8 && args.count - done > 4 {
-            tile::<S, HALVES, MINS, BITS, R, 8>(args, blocks, next, (&mut quants, share), out);
+            tile::<S, HALVES, MINS, BITS, R, 8, SPREAD>(args, blocks, next, (&mut quants, share), out);
             done += 8;
         } else {
-            tile::<S, HALVES, MINS, BITS, R, 4>(args, blocks, next, (&mut quants, share), out);
+            tile::<S, HALVES, MINS, BITS, R, 4, SPREAD>(args, blocks, next, (&mut quants, share), out);
             done += 4;
         }
+    }
+}
+
+/// From this many tokens on each tile has few of the lines that are asked for ahead; with fewer they are spread over the blocks,
+/// so that they come while a block is multiplied.
+const MANY_TOKENS: usize = 64;
+
+#[inline(always)]
+unsafe fn all_tokens<S: Simd, const HALVES: usize, const MINS: bool, const BITS: u32, const R: usize>(
+    args: &TileArgs,
+    panel: usize,
+) {
+    if args.count < MANY_TOKENS {
+        tokens::<S, HALVES, MINS, BITS, R, true>(args, panel);
+    } else {
+        tokens::<S, HALVES, MINS, BITS, R, false>(args, panel);
     }
 }
 
@@ -358,13 +387,13 @@ pub unsafe fn multiply<S: Simd, const HALVES: usize, const MINS: bool, const BIT
     while panel < args.num_panels {
         let left = args.num_panels - panel;
         panel += if S::QUANT_TILE.0 >= 3 && left >= 3 {
-            tokens::<S, HALVES, MINS, BITS, 3>(args, panel);
+            all_tokens::<S, HALVES, MINS, BITS, 3>(args, panel);
             3
         } else if S::QUANT_TILE.0 >= 2 && left >= 2 {
-            tokens::<S, HALVES, MINS, BITS, 2>(args, panel);
+            all_tokens::<S, HALVES, MINS, BITS, 2>(args, panel);
             2
         } else {
-            tokens::<S, HALVES, MINS, BITS, 1>(args, panel);
+            all_tokens::<S, HALVES, MINS, BITS, 1>(args, panel);
             1
         };
     }

@@ -1,5 +1,8 @@
 //! Attention by the step's work items, then the merge of partials.
 //!
+//! Where there are too few units for the threads, long contexts are split: a piece is one segment of a unit's keys, and
+//! after a barrier the segments of each unit are folded in their order. The result is the same to the last bit.
+//!
 //! A unit is (key head, some queries of an item). Units of one item and different key heads are far apart in the
 //! numbering on purpose: neighbours then share pages, not heads.
 
@@ -8,8 +11,14 @@ use baton_backend::{Attention, AttentionItem, BackendError, NO_PARTIAL};
 use super::{OpResult, Step, require, wrong};
 use crate::buffers::{Matrix, Shared};
 use crate::kernels::attention::{AttentionArgs, AttentionScratch, MergeArgs, UNIT_ROWS};
-use crate::pool::Units;
-use crate::scratch::{AttentionUnit, Scratch};
+use crate::kernels::segments::{RowStates, SEGMENT_KEYS};
+use crate::pool::{Units, Worker};
+use crate::scratch::{AttentionPiece, AttentionUnit, Scratch};
+
+/// Contexts are split where there are fewer units (of all key heads) for each thread, so that threads end at the same time.
+const ENOUGH_UNITS: usize = 4;
+/// The most rows of a unit that is split: prompts have units enough.
+const SPLIT_ROWS: usize = 16;
 
 /// Cuts the items into units of at most `max_queries`.
 fn cut_items(units: &mut Vec<AttentionUnit>, items: &[AttentionItem], max_queries: u32) {
@@ -22,6 +31,34 @@ fn cut_items(units: &mut Vec<AttentionUnit>, items: &[AttentionItem], max_querie
     }
 }
 
+/// Cuts units into their segments.
+fn cut_units(
+    pieces: &mut Vec<AttentionPiece>,
+    units: &[AttentionUnit],
+    items: &[AttentionItem],
+    positions: &[u32],
+    window: Option<u32>,
+) {
+    pieces.clear();
+    for (index, unit) in units.iter().enumerate() {
+        let item = &items[unit.item as usize];
+        let queries = (item.query_start + unit.first) as usize..;
+        let queries = &positions[queries][..unit.num_queries as usize];
+        let first = queries.iter().min().map_or(0, |&position| match window {
+            Some(window) => (position + 1).saturating_sub(window),
+            None => 0,
+        });
+        let last = queries.iter().max().map_or(0, |&position| position);
+        let first = first.max(item.kv_start) as usize / SEGMENT_KEYS;
+        let last = last.min((item.kv_start + item.kv_len).saturating_sub(1)) as usize / SEGMENT_KEYS;
+        let start = pieces.len() as u32;
+        // One at least: it writes the row that sees nothing.
+        for segment in first..=last.max(first) {
+            pieces.push(AttentionPiece { unit: index as u32, segment: segment as u32, first: start });
+        }
+    }
+}
+
 /// Everything that all units of an op have in common.
 struct Common {
     args: AttentionArgs,
@@ -29,11 +66,17 @@ struct Common {
     unit_rows: usize,
     num_heads: usize,
     pages: *const u32,
+    /// One a piece and key head, each for [`SPLIT_ROWS`] rows.
+    states: *mut f32,
     partials: *mut f32,
     partial_lse: *mut f32,
 }
 
 impl Common {
+    fn states(&self, number: usize) -> *mut f32 {
+        self.states.wrapping_add(number * RowStates::floats(SPLIT_ROWS, self.args.value_dim))
+    }
+
     fn unit(
         &self,
         worker: usize,
@@ -55,6 +98,9 @@ impl Common {
                 kv_head,
                 kv_start,
                 kv_end: kv_start + kv_len,
+                keys_start: 0,
+                keys_end: usize::MAX,
+                is_segment: false,
                 query_start: (item.query_start + unit.first) as usize,
                 num_queries: unit.num_queries as usize,
                 partial,
@@ -63,6 +109,70 @@ impl Common {
                 ..self.args
             }
         }
+    }
+}
+
+/// The units of an op, whole or in pieces.
+struct Work<'a> {
+    items: &'a [AttentionItem],
+    units: &'a [AttentionUnit],
+    pieces: &'a [AttentionPiece],
+    numbers: Units,
+    folds: Units,
+    attend: unsafe fn(&AttentionArgs),
+    fold_segments: unsafe fn(&AttentionArgs, *mut f32, usize),
+}
+
+impl Work<'_> {
+    fn attend_units(&self, worker: &Worker<'_>, common: &Common) {
+        let num_units = self.units.len();
+        while let Some(number) = self.numbers.take() {
+            // Later queries see more keys: the long units first, so that no worker ends with one.
+            let unit = &self.units[num_units - 1 - number % num_units];
+            let item = &self.items[unit.item as usize];
+            // SAFETY: the shapes were checked, and the kernels are those of this processor.
+            unsafe { (self.attend)(&common.unit(worker.index, number / num_units, unit, item)) };
+        }
+    }
+
+    /// Pieces, then a barrier, then the folding of each unit's.
+    fn attend_pieces(&self, worker: &Worker<'_>, common: &Common) {
+        let num_pieces = self.pieces.len();
+        while let Some(number) = self.numbers.take() {
+            let piece = &self.pieces[number % num_pieces];
+            let segment = piece.segment as usize * SEGMENT_KEYS;
+            let mut args = self.unit_of(worker, common, piece, number / num_pieces);
+            (args.keys_start, args.keys_end) = (segment, segment + SEGMENT_KEYS);
+            args.is_segment = true;
+            // SAFETY: as above; there are states for each piece of each key head, which its worker alone writes.
+            unsafe {
+                args.scratch.states = RowStates::at(common.states(number), SPLIT_ROWS, args.value_dim);
+                (self.attend)(&args);
+            }
+        }
+        worker.barrier();
+        while let Some(number) = self.folds.take() {
+            let piece = &self.pieces[number % num_pieces];
+            // The first of a unit's pieces stands for the unit.
+            if piece.first as usize != number % num_pieces {
+                continue;
+            }
+            let same = self.pieces[number % num_pieces..].iter().take_while(|next| next.unit == piece.unit);
+            let args = self.unit_of(worker, common, piece, number / num_pieces);
+            // SAFETY: as above; all states are written (the barrier), and those of a unit lie side by side.
+            unsafe { (self.fold_segments)(&args, common.states(number), same.count()) };
+        }
+    }
+
+    fn unit_of(
+        &self,
+        worker: &Worker<'_>,
+        common: &Common,
+        piece: &AttentionPiece,
+        kv_head: usize,
+    ) -> AttentionArgs {
+        let unit = &self.units[piece.unit as usize];
+        common.unit(worker.index, kv_head, unit, &self.items[unit.item as usize])
     }
 }
 
@@ -87,21 +197,38 @@ impl Step<'_> {
         scratch.reserve_partials(plan.num_partials as usize, op.num_heads, value_dim)?;
         let mut units = std::mem::take(&mut scratch.units);
         cut_items(&mut units, &plan.items, (UNIT_ROWS / group).max(1) as u32);
+        let num_threads = self.backend.pool.num_threads();
+        let is_split = num_threads > 1
+            && units.len() * num_kv_heads < ENOUGH_UNITS * num_threads
+            && units.iter().all(|unit| unit.num_queries as usize * group <= SPLIT_ROWS);
+        let mut pieces = std::mem::take(&mut scratch.pieces);
+        pieces.clear();
+        if is_split {
+            cut_units(&mut pieces, &units, &plan.items, &input.positions, op.window);
+            scratch.reserve_states(pieces.len() * num_kv_heads, RowStates::floats(SPLIT_ROWS, value_dim))?;
+        }
         let common = self.attention_common(op, group)?;
         // SAFETY: a unit's rows of the output or partials belong to the worker that took it, and so does its scratch;
         // the merges read after the barrier.
         let common = unsafe { Shared::new(common) };
-        let (attend, merge) = (self.backend.kernels.attend(dtype), self.backend.kernels.merge);
-        let num_units = units.len();
-        let (numbers, merges) = (Units::new(num_units * num_kv_heads), Units::new(plan.merges.len()));
+        let work = Work {
+            items: &plan.items,
+            units: &units,
+            // Contexts of one segment have nothing to fold.
+            pieces: if pieces.len() > units.len() { &pieces } else { &[] },
+            numbers: Units::new(units.len().max(pieces.len()) * num_kv_heads),
+            folds: Units::new(pieces.len() * num_kv_heads),
+            attend: self.backend.kernels.attend(dtype),
+            fold_segments: self.backend.kernels.fold_segments,
+        };
+        let merge = self.backend.kernels.merge;
+        let merges = Units::new(plan.merges.len());
         self.backend.pool.run(&|worker| {
             let common = common.get();
-            while let Some(number) = numbers.take() {
-                // Later queries see more keys: the long units first, so that no worker ends with one.
-                let unit = &units[num_units - 1 - number % num_units];
-                let item = &plan.items[unit.item as usize];
-                // SAFETY: the shapes were checked, and the kernels are those of this processor.
-                unsafe { attend(&common.unit(worker.index, number / num_units, unit, item)) };
+            if work.pieces.is_empty() {
+                work.attend_units(worker, common);
+            } else {
+                work.attend_pieces(worker, common);
             }
             if plan.merges.is_empty() {
                 return;
@@ -126,6 +253,7 @@ impl Step<'_> {
             }
         });
         self.backend.scratch.units = units;
+        self.backend.scratch.pieces = pieces;
         Ok(())
     }
 
@@ -157,6 +285,9 @@ impl Step<'_> {
             group,
             kv_start: 0,
             kv_end: 0,
+            keys_start: 0,
+            keys_end: 0,
+            is_segment: false,
             query_start: 0,
             num_queries: 0,
             positions: self.input.positions.as_ptr(),
@@ -178,6 +309,7 @@ impl Step<'_> {
             unit_rows,
             num_heads: op.num_heads,
             pages: self.input.pages.as_ptr(),
+            states: scratch.states.matrix().start(),
             partials: scratch.partials.matrix().start(),
             partial_lse: scratch.partial_lse.matrix().start(),
         })
