@@ -231,6 +231,10 @@ pub trait Ops {
     fn gated_linear(&mut self, op: &GatedLinear);
     fn qkv(&mut self, op: &Qkv);
     fn attention(&mut self, op: &Attention);
+    /// From here on only the rows count whose logits are wanted: nothing mixes rows any more. They are moved to the front of
+    /// these buffers, in their order, and all later ops have so many rows. A backend may pass over it: the logits are the
+    /// same.
+    fn keep_logit_rows(&mut self, _buffers: &[BufferId]) {}
     fn logits(&mut self, op: &Logits);
     /// Draws the step's samples from a buffer of logits.
     fn sample(&mut self, logits: BufferId);

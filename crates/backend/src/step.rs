@@ -29,6 +29,8 @@ pub struct StepInput {
 
     /// Token rows whose logits are wanted.
     pub logit_rows: Vec<u32>, // [num_logit_rows]
+    /// The residual stream of all rows is read after the step, not only the logits.
+    pub reads_hidden: bool,
     pub samples: Vec<SampleRow>, // [num_samples]
     /// Tokens seen so far, for penalties; `SampleRow::history` points into it.
     pub history: Vec<TokenCount>,
@@ -53,6 +55,13 @@ impl StepInput {
         }
     }
 
+    /// Whether rows without logits may be dropped where only logits are still to come: see `Ops::keep_logit_rows`.
+    pub fn can_keep_logit_rows(&self) -> bool {
+        !self.reads_hidden
+            && self.logit_rows.len() < self.num_tokens()
+            && self.logit_rows.is_sorted_by(|a, b| a < b)
+    }
+
     /// What a row of `samples` points at.
     pub fn lists_of(&self, row: &SampleRow) -> RowLists<'_> {
         RowLists {
@@ -74,6 +83,7 @@ impl StepInput {
         self.pages.clear();
         self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.logit_rows.clear();
+        self.reads_hidden = false;
         self.samples.clear();
         self.history.clear();
         self.biases.clear();

@@ -170,9 +170,11 @@ impl CudaBackend {
         if properties.capability < (8, 0) {
             return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
         }
+        // Compiling takes longest and needs nothing of the device.
+        let cache_dir = options.cache_dir;
+        let kernels = Kernels::new(&properties, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
-        let gemm = Gemm::new(&gpu, options.cache_dir.as_deref())?;
-        let kernels = Kernels::new(&gpu, options.cache_dir);
+        let gemm = Gemm::new(&gpu, cache_dir.as_deref())?;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
             weights: Vec::new(),
@@ -302,8 +304,15 @@ impl CudaBackend {
         num_partials: &[u32],
         program: &dyn Program,
     ) -> Result<(), BackendError> {
-        let mut run =
-            Run { device: &mut self.device, shape, is_bucket, is_recording, num_partials, failure: None };
+        let mut run = Run {
+            device: &mut self.device,
+            shape,
+            is_bucket,
+            is_recording,
+            keeps_logit_rows: false,
+            num_partials,
+            failure: None,
+        };
         program.run(&mut run);
         run.failure.map_or(Ok(()), Err)
     }

@@ -27,6 +27,8 @@ pub(crate) struct Shape {
     pub(crate) tokens: u32,
     pub(crate) logit_rows: u32,
     pub(crate) samples: u32,
+    /// Rows without logits may be dropped where the program says so. Never in a recorded step, which has none.
+    pub(crate) can_keep: bool,
     pub(crate) plans: [PlanShape; MAX_PLANS],
 }
 
@@ -43,6 +45,7 @@ impl Shape {
             tokens: input.num_tokens() as u32,
             logit_rows: input.logit_rows.len() as u32,
             samples: input.samples.len() as u32,
+            can_keep: input.can_keep_logit_rows(),
             ..Self::default()
         };
         for (plan, shape) in input.attention.iter().zip(&mut shape.plans) {
@@ -72,7 +75,7 @@ impl Shape {
     fn decode(rows: usize) -> Self {
         let rows = rows as u32;
         let plan = PlanShape { min_queries: 1, max_queries: 1 };
-        Self { tokens: rows, logit_rows: rows, samples: rows, plans: [plan; MAX_PLANS] }
+        Self { tokens: rows, logit_rows: rows, samples: rows, can_keep: false, plans: [plan; MAX_PLANS] }
     }
 
     /// A step of so many tokens of prompts that are not at their end.
@@ -229,6 +232,10 @@ impl Ops for Fingerprint {
     fn attention(&mut self, op: &Attention) {
         self.add((5_u8, op.layer, op.plan, op.window, op.num_heads, op.scale.to_bits()));
         self.add((op.softcap.map(f32::to_bits), op.alibi, op.query, op.output));
+    }
+
+    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
+        self.add((8_u8, buffers));
     }
 
     fn logits(&mut self, op: &Logits) {

@@ -10,7 +10,8 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
 use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin};
-use crate::gpu::{Function, Gpu, failed};
+use crate::gpu::{Function, failed};
+use crate::probe::Properties;
 
 /// Activation rows that one launch of a product kernel takes, in the order of [`Products::plain`].
 pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
@@ -43,6 +44,7 @@ pub(crate) struct Core {
     pub(crate) gated_activation: Function,
     pub(crate) add_bias: Function,
     pub(crate) softcap: Function,
+    pub(crate) keep_rows: Function,
     pub(crate) move_blocks: Function,
     pub(crate) fill_random: Function,
     pub(crate) attention_any: Function,
@@ -101,15 +103,15 @@ unsafe impl Send for Module {}
 
 impl Kernels {
     /// Starts to compile what every model needs; the rest comes with the weights and the cache.
-    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<PathBuf>) -> Self {
-        let architecture = architecture(gpu.properties.capability);
+    pub(crate) fn new(properties: &Properties, cache_dir: Option<PathBuf>) -> Self {
+        let architecture = architecture(properties.capability);
         let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
         for unit in CORE_UNITS {
             compiler.start(unit);
         }
         Self {
             compiler,
-            shared_bytes: gpu.properties.shared_bytes_per_multiprocessor,
+            shared_bytes: properties.shared_bytes_per_multiprocessor,
             modules: Vec::new(),
             core: None,
             skinny: None,
@@ -132,6 +134,7 @@ impl Kernels {
             gated_activation: basic.function("gated_activation")?,
             add_bias: basic.function("add_bias")?,
             softcap: basic.function("softcap")?,
+            keep_rows: basic.function("keep_rows")?,
             move_blocks: basic.function("move_blocks")?,
             fill_random: basic.function("fill_random")?,
             attention_any: attention.function("attention_any")?,

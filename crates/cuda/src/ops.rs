@@ -12,7 +12,7 @@ use crate::backend::{Device, PARTIAL_LSE_SHARE};
 use crate::graphs::Shape;
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
-    ActivateParams, Address, AttentionParams, EmbedParams, NormParams, ProductParams, RopeParams,
+    ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams,
 };
 use crate::products::{Product, is_small, rows_index};
@@ -29,6 +29,8 @@ pub(crate) struct Run<'a> {
     pub(crate) is_bucket: bool,
     /// The launches are recorded, to be replayed after everything before them is done.
     pub(crate) is_recording: bool,
+    /// The rows without logits were dropped: the shape's tokens are those with logits.
+    pub(crate) keeps_logit_rows: bool,
     /// Partial slots that each plan of the step uses.
     pub(crate) num_partials: &'a [u32],
     pub(crate) failure: Option<BackendError>,
@@ -328,14 +330,33 @@ impl Run<'_> {
         Ok(())
     }
 
+    fn try_keep(&mut self, buffers: &[BufferId]) -> Result<(), BackendError> {
+        if self.keeps_logit_rows || !self.shape.can_keep {
+            return Ok(());
+        }
+        for id in buffers.iter().filter(|_| self.shape.logit_rows > 0) {
+            let buffer = &self.device.buffers[id.0 as usize];
+            // Buffers have a multiple of 8 columns.
+            let row_units = (buffer.cols / 8) as u32;
+            let params =
+                KeepParams { step: self.device.step.address(), values: buffer.memory.address(), row_units };
+            let (function, grid) = (self.device.kernels.core().keep_rows, (row_units.div_ceil(128), 1));
+            // SAFETY: the struct is the kernel's; rows with logits are rows of the step, which the buffer has.
+            unsafe { self.device.gpu.launch(function, grid, 128, 0, &params) }?;
+        }
+        self.keeps_logit_rows = true;
+        self.shape.tokens = self.shape.logit_rows;
+        Ok(())
+    }
+
     fn try_logits(&mut self, op: &Logits) -> Result<(), BackendError> {
-        if self.skinny_logits(op)? {
+        if !self.keeps_logit_rows && self.skinny_logits(op)? {
             return Ok(());
         }
         let (rows, cols) = self.weight_size(op.weight);
         let input = self.buffer(op.input, cols)?;
         let scratch = self.device.normed.address();
-        self.launch_norm(input, op.norm.as_ref(), scratch, cols, false, true)?;
+        self.launch_norm(input, op.norm.as_ref(), scratch, cols, false, !self.keeps_logit_rows)?;
         let buffer = &self.device.buffers[op.output.0 as usize];
         if !buffer.is_f32 || buffer.cols != rows {
             return Err(unsupported("logits in a buffer that is not as wide as the vocabulary"));
@@ -419,6 +440,10 @@ impl Ops for Run<'_> {
 
     fn attention(&mut self, op: &Attention) {
         self.guard("attention", |run| run.try_attention(op));
+    }
+
+    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
+        self.guard("keep_logit_rows", |run| run.try_keep(buffers));
     }
 
     fn logits(&mut self, op: &Logits) {

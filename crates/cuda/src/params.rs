@@ -153,6 +153,13 @@ pub(crate) struct SkinnyParams {
 }
 
 #[repr(C)]
+pub(crate) struct KeepParams {
+    pub(crate) step: Address,
+    pub(crate) values: Address,
+    pub(crate) row_units: u32,
+}
+
+#[repr(C)]
 pub(crate) struct MoveParams {
     pub(crate) from: Address,
     pub(crate) to: Address,

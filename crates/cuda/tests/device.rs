@@ -22,7 +22,7 @@ fn every_op_agrees_with_the_reference() {
         return;
     }
     let mut table = table::Table::default();
-    ops::check(&mut table);
+    ops::check(None, &mut table);
     sampling::check(&mut table);
     assert_eq!(table.finish(), ExitCode::SUCCESS, "see the lines that start with FAIL");
 }

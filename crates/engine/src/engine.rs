@@ -432,7 +432,7 @@ fn is_pooled(seq: &PlannedSeq) -> bool {
     seq.params.pooling && seq.samples.iter().any(|sample| sample.num_output_tokens == 0)
 }
 
-fn pools(plan: &Plan) -> bool {
+pub(crate) fn pools(plan: &Plan) -> bool {
     plan.seqs.iter().any(is_pooled)
 }
 

@@ -15,6 +15,7 @@ use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
+use crate::engine::pools;
 use crate::masks::Masks;
 
 /// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
@@ -123,6 +124,7 @@ impl Runner {
             self.add_samples(seq, scheduler, mask, &mut samples);
         }
         self.last_samples = samples;
+        self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
             let options = self.cut.options(self.block_size, window, &self.queries);
             plan_attention(&self.queries, &options, attention);

@@ -93,6 +93,21 @@ impl Case {
         }
     }
 
+    fn some_rows(&mut self, golden: &Golden) {
+        for prompt in &golden.prompts {
+            for every in [2, 3, prompt.tokens.len()] {
+                let pages = self.harness.take_pages(prompt.tokens.len());
+                let run = Run { tokens: &prompt.tokens, start: 0, pages: &pages };
+                let rows = self.harness.some_rows(run, every);
+                for (place, row) in rows.into_iter().rev().enumerate() {
+                    let position = prompt.tokens.len() - 1 - place * every;
+                    self.check(&format!("every {every}th row"), prompt, position, &[row]);
+                }
+                self.harness.give_pages(&pages);
+            }
+        }
+    }
+
     fn two_chunks_at_every_split(&mut self, golden: &Golden) {
         let prompt = golden.longest();
         for split in 1..prompt.tokens.len() {
@@ -278,6 +293,7 @@ fn check_model(model: &str) {
             let name = format!("{model} on {name}, {} items", if splits { "split" } else { "whole" });
             let mut case = Case { harness, block_size, name, worst: 0.0 };
             case.whole_prompts(&golden);
+            case.some_rows(&golden);
             case.token_by_token(&golden);
             case.greedy(&golden);
             case.mixed_batches(&golden);

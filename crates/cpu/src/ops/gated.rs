@@ -10,7 +10,7 @@ use crate::kernels::rows::Epilogue;
 
 impl Step<'_> {
     pub(super) fn run_gated(&mut self, op: &GatedLinear) -> OpResult {
-        let num_tokens = self.input.num_tokens();
+        let num_tokens = self.num_rows();
         if num_tokens == 0 {
             return Ok(());
         }

@@ -52,7 +52,7 @@ pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: 
 
 impl Step<'_> {
     pub(super) fn run_linear(&mut self, op: &Linear) -> OpResult {
-        let num_tokens = self.input.num_tokens();
+        let num_tokens = self.num_rows();
         if num_tokens == 0 {
             return Ok(());
         }

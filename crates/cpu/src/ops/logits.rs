@@ -20,7 +20,7 @@ impl Step<'_> {
         let input = ProductInput {
             buffer: op.input,
             norm: op.norm,
-            gather: Some(rows),
+            gather: (!self.keeps_logit_rows).then_some(rows),
             num_tokens: rows.len(),
             in_place: false,
         };

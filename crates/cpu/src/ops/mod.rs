@@ -27,6 +27,8 @@ pub(crate) struct Step<'a> {
     backend: &'a mut CpuBackend,
     input: &'a StepInput,
     output: &'a mut StepOutput,
+    /// The rows without logits were dropped.
+    keeps_logit_rows: bool,
     error: Option<BackendError>,
 }
 
@@ -42,7 +44,7 @@ fn require(ok: bool, cause: &str) -> OpResult {
 
 impl<'a> Step<'a> {
     pub fn new(backend: &'a mut CpuBackend, input: &'a StepInput, output: &'a mut StepOutput) -> Self {
-        Self { backend, input, output, error: None }
+        Self { backend, input, output, keeps_logit_rows: false, error: None }
     }
 
     /// The first error of the ops.
@@ -54,6 +56,32 @@ impl<'a> Step<'a> {
         if self.error.is_none() {
             self.error = op(self).err();
         }
+    }
+
+    /// Rows that ops have at this point of the program.
+    fn num_rows(&self) -> usize {
+        if self.keeps_logit_rows { self.input.logit_rows.len() } else { self.input.num_tokens() }
+    }
+
+    /// Each row goes to the place of one before it that nobody needs any more, or that was moved already.
+    fn run_keep(&mut self, buffers: &[BufferId]) -> OpResult {
+        if self.keeps_logit_rows || !self.input.can_keep_logit_rows() {
+            return Ok(());
+        }
+        for &id in buffers {
+            let buffer = self.buffer(id, self.input.num_tokens())?;
+            for (to, &from) in self.input.logit_rows.iter().enumerate() {
+                if from as usize > to {
+                    // SAFETY: both rows lie in the buffer (rows of logits were checked against the step's) and differ.
+                    unsafe {
+                        let source = buffer.row(from as usize).cast_const();
+                        std::ptr::copy_nonoverlapping(source, buffer.row(to), buffer.cols);
+                    }
+                }
+            }
+        }
+        self.keeps_logit_rows = true;
+        Ok(())
     }
 
     /// A buffer that has at least `rows` rows.
@@ -120,6 +148,10 @@ impl Ops for Step<'_> {
 
     fn attention(&mut self, op: &Attention) {
         self.guarded(|step| step.run_attention(op));
+    }
+
+    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
+        self.guarded(|step| step.run_keep(buffers));
     }
 
     fn logits(&mut self, op: &Logits) {

@@ -8,7 +8,7 @@ use crate::pool::Units;
 
 impl Step<'_> {
     pub(super) fn run_norm(&mut self, op: &NormOp) -> OpResult {
-        let num_tokens = self.input.num_tokens();
+        let num_tokens = self.num_rows();
         if num_tokens == 0 {
             return Ok(());
         }

@@ -90,6 +90,10 @@ impl Ops for Filter<'_> {
         }
     }
 
+    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
+        self.ops.keep_logit_rows(buffers);
+    }
+
     fn logits(&mut self, op: &Logits) {
         if self.part != Part::OnlyAttention {
             self.ops.logits(op);

@@ -293,6 +293,31 @@ KERNEL __launch_bounds__(256) softcap(const SoftcapParams p) {
         p.values[i] = soften(p.values[i], p.cap);
 }
 
+struct KeepParams {
+    const StepHeader* step;
+    uint4* values; // [rows, row_units]
+    u32 row_units;
+};
+
+// The rows whose logits are wanted move to the front. A thread has the same columns of all rows and reads some before it writes
+// any: a row goes to the place of one that is not needed any more, because it comes before it.
+KERNEL __launch_bounds__(128) keep_rows(const KeepParams p) {
+    constexpr u32 AT_ONCE = 8;
+    allow_next();
+    u32 unit = blockIdx.x * 128 + threadIdx.x, count = p.step->num_logit_rows;
+    const u32* rows = words(p.step, p.step->logit_rows);
+    wait_for_previous();
+    if (unit >= p.row_units) return;
+    for (u32 first = 0; first < count; first += AT_ONCE) {
+        uint4 kept[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++) kept[j] = p.values[(u64)rows[min(first + j, count - 1)] * p.row_units + unit];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (first + j < count) p.values[(u64)(first + j) * p.row_units + unit] = kept[j];
+    }
+}
+
 struct MoveParams {
     const uint4* from;
     uint4* to;

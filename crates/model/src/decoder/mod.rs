@@ -118,7 +118,7 @@ impl Decoder {
         self.logits.output
     }
 
-    /// Where a step leaves the residual stream, `[tokens, hidden]`, before the last norm.
+    /// Where a step that says `reads_hidden` leaves the residual stream, `[tokens, hidden]`, before the last norm.
     pub fn hidden_buffer(&self) -> BufferId {
         self.embed.output
     }
@@ -144,9 +144,13 @@ impl Decoder {
 impl Program for Decoder {
     fn run(&self, ops: &mut dyn Ops) {
         ops.embed(&self.embed);
-        for layer in &self.layers {
+        for (number, layer) in self.layers.iter().enumerate() {
             ops.qkv(&layer.qkv);
             ops.attention(&layer.attention);
+            if number + 1 == self.layers.len() {
+                // Of a prompt only the last row goes on to the head: its other rows need no more than their keys and values.
+                ops.keep_logit_rows(&[layer.attention.output, self.embed.output]);
+            }
             ops.linear(&layer.attention_output);
             if let Some(norm) = &layer.post_attention_norm {
                 ops.norm(norm);

@@ -89,6 +89,9 @@ impl Ops for OpNames {
     fn attention(&mut self, _: &Attention) {
         self.0.push("attention");
     }
+    fn keep_logit_rows(&mut self, _: &[BufferId]) {
+        self.0.push("keep");
+    }
     fn logits(&mut self, _: &Logits) {
         self.0.push("logits");
     }
@@ -199,7 +202,8 @@ fn a_layer_is_five_ops() {
     let mut ops = OpNames::default();
     decoder.run(&mut ops);
     let layer = ["qkv", "attention", "linear+", "gated", "linear+"];
-    let expected = [&["embed"][..], &layer, &layer, &["logits", "sample"]].concat();
+    let last = ["qkv", "attention", "keep", "linear+", "gated", "linear+"];
+    let expected = [&["embed"][..], &layer, &last, &["logits", "sample"]].concat();
     assert_eq!(ops.0, expected);
 
     let linear = |rows: &[usize]| (rows.to_vec(), WeightUse::Linear);
@@ -216,7 +220,8 @@ fn norms_after_each_half_go_through_scratch() {
     let mut ops = OpNames::default();
     decoder.run(&mut ops);
     let layer = ["qkv", "attention", "linear", "norm", "gated", "linear", "norm"];
-    let expected = [&["embed"][..], &layer, &layer, &layer, &["logits", "sample"]].concat();
+    let last = ["qkv", "attention", "keep", "linear", "norm", "gated", "linear", "norm"];
+    let expected = [&["embed"][..], &layer, &layer, &last, &["logits", "sample"]].concat();
     assert_eq!(ops.0, expected);
     for layer in &decoder.layers {
         let norm = layer.post_attention_norm.unwrap();

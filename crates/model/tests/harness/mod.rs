@@ -113,24 +113,52 @@ impl Harness {
         let seqs = self.fill(runs);
         let kinds = self.config.attention_kinds();
         self.input.attention.resize(kinds.len(), AttentionPlan::default());
-        for (plan, &window) in self.input.attention.iter_mut().zip(&kinds) {
-            let options = PlannerOptions {
-                block_size: self.options.block_size,
-                window,
-                max_kv_per_item: self.options.max_kv_per_item,
-                max_split_queries: 0,
-                max_queries_per_item: self.options.max_queries_per_item,
-            };
-            plan_attention(&seqs, &options, plan);
+        let options: Vec<_> = kinds.iter().map(|&window| self.planner_options(window)).collect();
+        for ((plan, &window), options) in self.input.attention.iter_mut().zip(&kinds).zip(&options) {
+            plan_attention(&seqs, options, plan);
             change(window, plan);
         }
         let num_tokens = self.input.num_tokens();
-        self.backend.submit(&self.input, &self.decoder).expect("the step starts");
-        self.backend.collect(&mut self.output).expect("the step ends");
-        self.input.clear();
+        self.submit();
         let rows = self.read(self.decoder.logits_buffer(), num_tokens, self.config.vocab_size);
         self.check_samples(runs, &rows);
         rows
+    }
+
+    /// The logits of every `every`-th token of a run, from its last one back, and of no others: what nobody asks for is not
+    /// computed.
+    pub fn some_rows(&mut self, run: Run, every: usize) -> Vec<Vec<f32>> {
+        let seqs = self.fill(&[run]);
+        let last = run.tokens.len() - 1;
+        self.input.logit_rows.retain(|row| (last - *row as usize).is_multiple_of(every));
+        let num_rows = self.input.logit_rows.len();
+        self.input.samples = vec![SampleRow::greedy(num_rows as u32 - 1)];
+        let kinds = self.config.attention_kinds();
+        self.input.attention.resize(kinds.len(), AttentionPlan::default());
+        let options: Vec<_> = kinds.iter().map(|&window| self.planner_options(window)).collect();
+        for (plan, options) in self.input.attention.iter_mut().zip(&options) {
+            plan_attention(&seqs, options, plan);
+        }
+        self.submit();
+        let rows = self.read(self.decoder.logits_buffer(), num_rows, self.config.vocab_size);
+        assert_eq!(self.output.samples[0].chosen.token_id, argmax(&rows[num_rows - 1]));
+        rows
+    }
+
+    fn planner_options(&self, window: Option<u32>) -> PlannerOptions {
+        PlannerOptions {
+            block_size: self.options.block_size,
+            window,
+            max_kv_per_item: self.options.max_kv_per_item,
+            max_split_queries: 0,
+            max_queries_per_item: self.options.max_queries_per_item,
+        }
+    }
+
+    fn submit(&mut self) {
+        self.backend.submit(&self.input, &self.decoder).expect("the step starts");
+        self.backend.collect(&mut self.output).expect("the step ends");
+        self.input.clear();
     }
 
     fn fill(&mut self, runs: &[Run]) -> Vec<SequenceQueries> {
