@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId,
-    WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RandomFill, RopeId, RopeSpec,
+    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId, WeightUse,
 };
 use half::bf16;
 
@@ -22,7 +21,7 @@ use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
 use crate::ranges::Ranges;
-use crate::swap::{Previous, Swapper, copy_blocks, max_swaps};
+use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::{Staging, Weight, fill};
 
 /// Tokens of a KV block unless asked otherwise.
@@ -255,7 +254,7 @@ impl CudaBackend {
             return Err(unsupported("a step beyond its limits"));
         }
         match &self.device.kv {
-            Some(kv) => check_blocks(input, kv),
+            Some(kv) => kv.check(input),
             None => Ok(()),
         }
     }
@@ -372,30 +371,6 @@ fn step_name(input: &StepInput) -> String {
     let (tokens, samples) = (input.num_tokens(), input.samples.len());
     let moved = input.swap_out.len() + input.swap_in.len() + input.copies.len();
     format!("{}: {tokens} tokens, {samples} samples, {moved} blocks moved", input.kind().name())
-}
-
-fn check_blocks(input: &StepInput, kv: &KvCache) -> Result<(), BackendError> {
-    let (device, host) = (kv.num_device_blocks() as u32, kv.num_host_blocks() as u32);
-    let moves =
-        |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
-    let is_within = input.swap_out.len() + input.swap_in.len() <= max_swaps(kv.num_host_blocks())
-        && moves(&input.swap_out, device, host)
-        && moves(&input.swap_in, host, device)
-        && moves(&input.copies, device, device)
-        && input.slots.iter().all(|slot| (*slot as usize) < kv.num_slots())
-        && input.pages.iter().all(|page| *page < device);
-    let tokens = input.num_tokens() as u64;
-    let items = input.attention.iter().flat_map(|plan| &plan.items);
-    let items_are_within = |item: &baton_backend::AttentionItem| {
-        let pages = u64::from(item.kv_len).div_ceil(1 << kv.block_shift);
-        u64::from(item.query_start) + u64::from(item.num_queries) <= tokens
-            && u64::from(item.pages_start) + pages <= input.pages.len() as u64
-    };
-    if is_within && items.into_iter().all(items_are_within) {
-        Ok(())
-    } else {
-        Err(unsupported("a step with blocks or rows that do not exist"))
-    }
 }
 
 impl Backend for CudaBackend {

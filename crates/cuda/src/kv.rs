@@ -3,9 +3,10 @@
 //! Each layer is one array, `[blocks][K, V][kv_heads][block_size][head_dim]`, so that a block of one head is contiguous and
 //! the blocks of a layer lie close together.
 
-use baton_backend::{BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec};
+use baton_backend::{AttentionItem, BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput};
 
 use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
+use crate::swap::max_swaps;
 
 #[derive(Debug)]
 pub(crate) struct KvCache {
@@ -103,6 +104,31 @@ impl KvCache {
 
     pub(crate) fn num_host_blocks(&self) -> usize {
         self.num_host_blocks
+    }
+
+    /// Whether the blocks, slots and rows that a step names exist.
+    pub(crate) fn check(&self, input: &StepInput) -> Result<(), BackendError> {
+        let (device, host) = (self.num_device_blocks() as u32, self.num_host_blocks() as u32);
+        let moves =
+            |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
+        let is_within = input.swap_out.len() + input.swap_in.len() <= max_swaps(self.num_host_blocks())
+            && moves(&input.swap_out, device, host)
+            && moves(&input.swap_in, host, device)
+            && moves(&input.copies, device, device)
+            && input.slots.iter().all(|slot| (*slot as usize) < self.num_slots())
+            && input.pages.iter().all(|page| *page < device);
+        let tokens = input.num_tokens() as u64;
+        let items = input.attention.iter().flat_map(|plan| &plan.items);
+        let items_are_within = |item: &AttentionItem| {
+            let pages = u64::from(item.kv_len).div_ceil(1 << self.block_shift);
+            u64::from(item.query_start) + u64::from(item.num_queries) <= tokens
+                && u64::from(item.pages_start) + pages <= input.pages.len() as u64
+        };
+        if is_within && items.into_iter().all(items_are_within) {
+            Ok(())
+        } else {
+            Err(BackendError::Unsupported { what: "a step with blocks or rows that do not exist".to_owned() })
+        }
     }
 }
 
