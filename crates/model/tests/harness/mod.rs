@@ -111,13 +111,7 @@ impl Harness {
         change: impl Fn(Option<u32>, &mut AttentionPlan),
     ) -> Vec<Vec<f32>> {
         let seqs = self.fill(runs);
-        let kinds = self.config.attention_kinds();
-        self.input.attention.resize(kinds.len(), AttentionPlan::default());
-        let options: Vec<_> = kinds.iter().map(|&window| self.planner_options(window)).collect();
-        for ((plan, &window), options) in self.input.attention.iter_mut().zip(&kinds).zip(&options) {
-            plan_attention(&seqs, options, plan);
-            change(window, plan);
-        }
+        self.plan(&seqs, change);
         let num_tokens = self.input.num_tokens();
         self.submit();
         let rows = self.read(self.decoder.logits_buffer(), num_tokens, self.config.vocab_size);
@@ -133,25 +127,26 @@ impl Harness {
         self.input.logit_rows.retain(|row| (last - *row as usize).is_multiple_of(every));
         let num_rows = self.input.logit_rows.len();
         self.input.samples = vec![SampleRow::greedy(num_rows as u32 - 1)];
-        let kinds = self.config.attention_kinds();
-        self.input.attention.resize(kinds.len(), AttentionPlan::default());
-        let options: Vec<_> = kinds.iter().map(|&window| self.planner_options(window)).collect();
-        for (plan, options) in self.input.attention.iter_mut().zip(&options) {
-            plan_attention(&seqs, options, plan);
-        }
+        self.plan(&seqs, |_, _| ());
         self.submit();
         let rows = self.read(self.decoder.logits_buffer(), num_rows, self.config.vocab_size);
         assert_eq!(self.output.samples[0].chosen.token_id, argmax(&rows[num_rows - 1]));
         rows
     }
 
-    fn planner_options(&self, window: Option<u32>) -> PlannerOptions {
-        PlannerOptions {
-            block_size: self.options.block_size,
-            window,
-            max_kv_per_item: self.options.max_kv_per_item,
-            max_split_queries: 0,
-            max_queries_per_item: self.options.max_queries_per_item,
+    fn plan(&mut self, seqs: &[SequenceQueries], change: impl Fn(Option<u32>, &mut AttentionPlan)) {
+        let kinds = self.config.attention_kinds();
+        self.input.attention.resize(kinds.len(), AttentionPlan::default());
+        for (plan, &window) in self.input.attention.iter_mut().zip(&kinds) {
+            let options = PlannerOptions {
+                block_size: self.options.block_size,
+                window,
+                max_kv_per_item: self.options.max_kv_per_item,
+                max_split_queries: 0,
+                max_queries_per_item: self.options.max_queries_per_item,
+            };
+            plan_attention(seqs, &options, plan);
+            change(window, plan);
         }
     }
 
