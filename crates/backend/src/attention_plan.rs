@@ -139,7 +139,7 @@ fn run_length(position: u32, remaining: u32, options: &PlannerOptions) -> u32 {
 }
 
 /// The first key that the query at `position` sees.
-fn first_key(position: u32, window: Option<u32>) -> u32 {
+pub fn first_key(position: u32, window: Option<u32>) -> u32 {
     window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 

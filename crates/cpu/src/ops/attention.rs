@@ -6,7 +6,7 @@
 //! A unit is (key head, some queries of an item). Units of one item and different key heads are far apart in the
 //! numbering on purpose: neighbours then share pages, not heads.
 
-use baton_backend::{Attention, AttentionItem, BackendError, NO_PARTIAL};
+use baton_backend::{Attention, AttentionItem, BackendError, NO_PARTIAL, first_key};
 
 use super::{OpResult, Step, require, wrong};
 use crate::buffers::{Matrix, Shared};
@@ -44,10 +44,7 @@ fn cut_units(
         let item = &items[unit.item as usize];
         let queries = (item.query_start + unit.first) as usize..;
         let queries = &positions[queries][..unit.num_queries as usize];
-        let first = queries.iter().min().map_or(0, |&position| match window {
-            Some(window) => (position + 1).saturating_sub(window),
-            None => 0,
-        });
+        let first = queries.iter().min().map_or(0, |&position| first_key(position, window));
         let last = queries.iter().max().map_or(0, |&position| position);
         let first = first.max(item.kv_start) as usize / SEGMENT_KEYS;
         let last = last.min((item.kv_start + item.kv_len).saturating_sub(1)) as usize / SEGMENT_KEYS;
