@@ -23,6 +23,7 @@ use crate::probe::{Missing, probe};
 use crate::ranges::Ranges;
 use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::{Staging, Weight, fill};
+use crate::wide::MIN_BUSY;
 
 /// Tokens of a KV block unless asked otherwise.
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -48,6 +49,9 @@ pub struct CudaOptions {
     /// Products of bf16 weights with at most this many tokens are done by our own tensor-core kernels, larger ones by
     /// cuBLASLt.
     pub skinny_rows: usize,
+    /// Gated products of bf16 weights that keep at least so much of the device busy, in percent, are one kernel of our own with
+    /// their activation.
+    pub wide_min_busy: usize,
 }
 
 impl Default for CudaOptions {
@@ -61,6 +65,7 @@ impl Default for CudaOptions {
             cache_dir: cache.map(|cache| cache.join("baton/kernels")),
             partial_bytes: 256 << 20,
             skinny_rows: SKINNY_ROWS,
+            wide_min_busy: MIN_BUSY,
         }
     }
 }
@@ -110,6 +115,7 @@ pub(crate) struct Device {
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
     /// Rows of bf16 weights that the skinny kernels take.
     pub(crate) skinny_rows: usize,
+    pub(crate) wide_min_busy: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) ranges: Ranges,
@@ -188,6 +194,7 @@ impl CudaBackend {
             partials: nothing()?,
             arrivals: nothing()?,
             skinny_rows: options.skinny_rows,
+            wide_min_busy: options.wide_min_busy,
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,

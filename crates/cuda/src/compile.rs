@@ -13,6 +13,7 @@ use cudarc::nvrtc::{result as nvrtc, sys};
 use crate::kernels::SKINNY_TILES;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
+const HOPPER: &str = include_str!("kernels/hopper.cuh");
 const BASIC: &str = include_str!("kernels/basic.cu");
 const PRODUCT: &str = include_str!("kernels/product.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
@@ -23,6 +24,7 @@ const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
 const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
+const GATED_WIDE: &str = include_str!("kernels/gated_wide.cu");
 const SAMPLE: &str = include_str!("kernels/sample.cu");
 
 /// Every architecture the kernels are known to compile for.
@@ -39,7 +41,11 @@ pub(crate) const TILED_CACHES: [KvDtype; 3] = [KvDtype::F16, KvDtype::BF16, KvDt
 pub(crate) enum Unit {
     Basic,
     Product(WeightFormat),
-    Skinny { tiles: u32 },
+    Skinny {
+        tiles: u32,
+    },
+    /// Where [`has_wide_products`].
+    GatedWide,
     AttentionAny,
     AttentionFew(Tiling),
     AttentionMany(Tiling),
@@ -62,6 +68,7 @@ impl Unit {
         let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         units.extend(WeightFormat::ALL.map(Self::Product));
+        units.extend(has_wide_products(architecture).then_some(Self::GatedWide));
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
                 let tiling = Tiling { head_dim, cache, is_small };
@@ -79,10 +86,17 @@ impl Unit {
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
             }
-            Self::AttentionMany(_) => {
-                &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_MANY, ATTENTION_WIDE]
-            }
+            Self::AttentionMany(_) => &[
+                COMMON,
+                HOPPER,
+                ATTENTION_SHARED,
+                ATTENTION_TILE,
+                ATTENTION_FP8,
+                ATTENTION_MANY,
+                ATTENTION_WIDE,
+            ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
+            Self::GatedWide => &[COMMON, HOPPER, GATED_WIDE],
             Self::Sample => &[COMMON, SAMPLE],
         };
         parts.concat()
@@ -102,7 +116,7 @@ impl Unit {
                 format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
             Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
-            Self::Basic | Self::AttentionAny | Self::Sample => Vec::new(),
+            Self::Basic | Self::GatedWide | Self::AttentionAny | Self::Sample => Vec::new(),
         }
     }
 
@@ -111,6 +125,7 @@ impl Unit {
             Self::Basic => "basic".to_owned(),
             Self::Product(format) => format!("product {format}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
+            Self::GatedWide => "gated_wide".to_owned(),
             Self::AttentionAny => "attention_any".to_owned(),
             Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
             Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
@@ -127,6 +142,11 @@ fn format_number(format: WeightFormat) -> usize {
 /// The architecture to compile for: with its own features where we use them.
 pub(crate) fn architecture((major, minor): (i32, i32)) -> String {
     if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") }
+}
+
+/// True where `gated_wide.cu` can run: it is written for the tensor cores of one generation.
+pub(crate) fn has_wide_products(architecture: &str) -> bool {
+    architecture == "sm_90a"
 }
 
 /// Machine code of a unit, from the cache or new.

@@ -13,6 +13,7 @@ use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, DriverError};
 
 use crate::clock::from_milliseconds;
+use crate::params::TensorMap;
 use crate::probe::Properties;
 
 /// Every failure of the driver, with what was being done.
@@ -226,6 +227,39 @@ impl Drop for Gpu {
             self.stream.destroy();
         }
     }
+}
+
+/// Describes the bf16 matrix at an address for bulk copies of boxes of `box_rows` rows and 64 columns, whose rows are mixed as
+/// the tensor cores want them. What a box has beyond the matrix is zero, and is not written.
+pub(crate) fn map_bf16(
+    address: u64,
+    rows: usize,
+    cols: usize,
+    box_rows: u32,
+) -> Result<TensorMap, BackendError> {
+    let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
+    let (box_dims, steps) = ([64, box_rows], [1_u32; 2]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: the arrays have as many numbers as the rank asks for; only the map is written.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            dims.len() as u32,
+            address as *mut c_void,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            box_dims.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(failed("describing a matrix"))?;
+    Ok(TensorMap(map.opaque))
 }
 
 /// A range of device memory.

@@ -34,6 +34,7 @@ mod ranges;
 mod skinny;
 mod swap;
 mod weights;
+mod wide;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};

@@ -152,6 +152,24 @@ pub(crate) struct SkinnyParams {
     pub(crate) rope_scale: f32,
 }
 
+/// What a bulk copy knows about a matrix; opaque.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap(pub(crate) [u64; 16]);
+
+#[repr(C)]
+pub(crate) struct GatedWideParams {
+    pub(crate) input: TensorMap,
+    pub(crate) weight: TensorMap,
+    pub(crate) output_map: TensorMap,
+    pub(crate) output: Address,
+    pub(crate) width: u32,
+    pub(crate) num_tokens: u32,
+    pub(crate) num_chunks: u32,
+    pub(crate) group: u32,
+    pub(crate) activation: u32,
+}
+
 #[repr(C)]
 pub(crate) struct KeepParams {
     pub(crate) step: Address,

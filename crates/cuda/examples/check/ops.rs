@@ -8,6 +8,8 @@ use baton_backend::{
     plan_attention,
 };
 
+use baton_cuda::{CudaBackend, CudaOptions};
+
 use crate::backend;
 use crate::table::Table;
 
@@ -87,6 +89,10 @@ pub fn check(which: Option<&str>, table: &mut Table) {
     for activation in [Activation::GeluTanh, Activation::Gelu] {
         gated(WeightFormat::BF16, activation, table);
     }
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
+        wide_gated(activation, 20 * 128, table);
+    }
+    wide_gated(Activation::Silu, 25 * 112, table);
     mixed_parts(table);
     norms(table);
     for case in cases().iter().step_by(if is_short { 5 } else { 1 }) {
@@ -155,6 +161,41 @@ fn gated(format: WeightFormat, activation: Activation, table: &mut Table) {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
         table.compare(&format!("gated {format} {activation:?}, embedded, {m} rows"), &expected, &got, 1.5e-2);
+    }
+}
+
+/// Many tokens, for which products and activations are one kernel where the device has it: whole tiles and parts of them, fewer
+/// tiles than blocks and more.
+fn wide_gated(activation: Activation, width: usize, table: &mut Table) {
+    const TOKENS: usize = 700;
+    let (rows, cols) = (2 * width, 320);
+    let build = |backend: &mut dyn Backend| {
+        let mut random = Random::new(9);
+        let limits = StepLimits { max_tokens: TOKENS, ..limits() };
+        backend.set_limits(&limits).expect("limits");
+        let source =
+            backend.load_weight(&[inputs(TOKENS, cols, &mut random)], WeightUse::Embedding).expect("loads");
+        let weight = random_tensor(WeightFormat::BF16, rows, cols, 0.1, &mut random);
+        let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
+        let norm = backend.load_vector(&random.normals(cols)).expect("loads");
+        let norm = Norm { kind: NormKind::Rms, weight: norm, eps: 1e-5 };
+        let hidden = backend.create_buffer(TOKENS, cols).expect("creates");
+        let output = backend.create_buffer(TOKENS, rows / 2).expect("creates");
+        let gated = GatedLinear { input: hidden, norm: Some(norm), weight, bias: None, activation, output };
+        (
+            List(vec![Op::Embed(Embed { weight: source, scale: 1.0, output: hidden }), Op::Gated(gated)]),
+            output,
+        )
+    };
+    let mut cuda = CudaBackend::new(CudaOptions { wide_min_busy: 1, ..CudaOptions::default() })
+        .expect("the device starts");
+    let mut reference = ReferenceBackend::new();
+    let (program, output) = build(&mut cuda);
+    let _ = build(&mut reference);
+    for m in [20, 128, 256, 300, TOKENS] {
+        let expected = run(&mut reference, &tokens(m), &program, output);
+        let got = run(&mut cuda, &tokens(m), &program, output);
+        table.compare(&format!("wide gated {width}, {activation:?}, {m} tokens"), &expected, &got, 1.5e-2);
     }
 }
 

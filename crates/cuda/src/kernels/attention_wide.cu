@@ -22,27 +22,6 @@
 #define EMPTY WIDE_STAGES
 #define QUERIES (2 * WIDE_STAGES)
 
-__device__ __forceinline__ void wide_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void wide_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void wide_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra READY;\n"
-        "bra AGAIN;\nREADY:\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-__device__ __forceinline__ bool wide_is_done(u32 barrier, u32 parity) {
-    u32 done;
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    return done;
-}
-
 // Where a block is in the plan: from the last item to the first, because the later ones of a prompt see more keys, and there
 // and back over the blocks, so that none gets the longest of every round.
 struct Walk {
@@ -127,8 +106,8 @@ __device__ __forceinline__ void feed(const AttentionParams& p, const PlanHeader&
     // Says of all tiles before `end` that they are there, which they are.
     auto announce = [&](u32 end) {
         // What this thread has copied must be seen by the tensor cores' own way to shared memory.
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (; announced < end; announced++) wide_arrive(barriers + (FULL + announced % WIDE_STAGES) * 8);
+        fence_async();
+        for (; announced < end; announced++) arrive(barriers + (FULL + announced % WIDE_STAGES) * 8);
     };
     auto flush = [&] {
         asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -140,12 +119,12 @@ __device__ __forceinline__ void feed(const AttentionParams& p, const PlanHeader&
         if (begin >= seen.end) continue;
         u32 room = barriers + (QUERIES + units % 2) * 8, parity = units / 2 % 2 ^ 1;
         // Where units are short, those whose queries are in the way may wait for a tile that was not announced yet.
-        if (!wide_is_done(room, parity)) flush();
-        wide_wait(room, parity);
+        if (!is_done(room, parity)) flush();
+        wait_barrier(room, parity);
         feed_queries(p, walk, queries + units % 2 * WIDE_QUERY_BYTES);
         units++;
         for (u32 tile = begin; tile < seen.end; tile += WIDE_KEYS, count++) {
-            wide_wait(barriers + (EMPTY + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2 ^ 1);
+            wait_barrier(barriers + (EMPTY + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2 ^ 1);
             feed_tile(p, walk, tile, seen.end, stages + count % WIDE_STAGES * 2 * WIDE_TILE_BYTES);
             asm volatile("cp.async.commit_group;");
             asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_LAG) : "memory");
@@ -157,15 +136,8 @@ __device__ __forceinline__ void feed(const AttentionParams& p, const PlanHeader&
 
 // ---- The multiplying warpgroups.
 
-// A matrix in shared memory, 128-byte swizzle: eight rows are 1024 bytes, blocks of 64 dimensions a tile's rows of 128 bytes
-// apart (which only matters where dimensions are the columns of the product).
-__device__ __forceinline__ u64 describe(u32 address) {
-    return (u64)(address >> 4) | (u64)(WIDE_KEYS * 128 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
+__device__ __forceinline__ u64 describe(u32 address) { return describe_matrix(address, WIDE_KEYS * 128); }
 
-#define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
-#define THIRTY_TWO(x, i) \
-    FOUR(x, i), FOUR(x, i + 1), FOUR(x, i + 2), FOUR(x, i + 3), FOUR(x, i + 4), FOUR(x, i + 5), FOUR(x, i + 6), FOUR(x, i + 7)
 #if IS_F16
 #define WGMMA_TYPES "f32.f16.f16"
 #else
@@ -192,17 +164,6 @@ __device__ __forceinline__ void multiply_values(float (&c)[16][4], const u32 (&a
         : THIRTY_TWO(c, 0), THIRTY_TWO(c, 8)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
         : "memory");
-}
-
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// All products are done but for the last `LEFT` groups; what they made must not be read earlier.
-template <int LEFT, int N>
-__device__ __forceinline__ void wait_products(float (&made)[N][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(made[i][0]), "+f"(made[i][1]), "+f"(made[i][2]), "+f"(made[i][3])::"memory");
 }
 
 __device__ __forceinline__ void ask_scores(float (&scores)[8][4], const u32 (&queries)[HEAD_DIM / 16][4], u32 keys) {
@@ -261,10 +222,10 @@ __device__ __forceinline__ void attend_wide(
     const u32 (&queries)[HEAD_DIM / 16][4], Softmax& softmax, float (&sums)[HEAD_DIM / 8][4]) {
     bool leads = threadIdx.x % 32 == 0;
     auto keys_of = [&](u32 tile) { return stages + tile % WIDE_STAGES * 2 * WIDE_TILE_BYTES; };
-    auto await = [&](u32 tile) { wide_wait(barriers + (FULL + tile % WIDE_STAGES) * 8, tile / WIDE_STAGES % 2); };
+    auto await = [&](u32 tile) { wait_barrier(barriers + (FULL + tile % WIDE_STAGES) * 8, tile / WIDE_STAGES % 2); };
     auto release = [&](u32 tile) {
         __syncwarp();
-        if (leads) wide_arrive(barriers + (EMPTY + tile % WIDE_STAGES) * 8);
+        if (leads) arrive(barriers + (EMPTY + tile % WIDE_STAGES) * 8);
     };
     auto is_masked = [&](u32 tile) { return tile < own.all_begin || tile + WIDE_KEYS > own.all_end; };
     u32 tile = begin;
@@ -349,7 +310,7 @@ __device__ __forceinline__ void multiply_units(
         for (int i = 0; i < HEAD_DIM / 8; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
         if (begin < seen.end) {
             // The queries came with the first tile.
-            wide_wait(barriers + (FULL + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2);
+            wait_barrier(barriers + (FULL + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2);
             u32 queries[HEAD_DIM / 16][4];
             u32 from = queries_at + units % 2 * WIDE_QUERY_BYTES + warp * 16 * ROW_BYTES;
 #pragma unroll
@@ -358,7 +319,7 @@ __device__ __forceinline__ void multiply_units(
 #pragma unroll
                 for (int j = 0; j < 4; j++) queries[k][j] = convert_query(queries[k][j]);
             }
-            wide_arrive(barriers + (QUERIES + units % 2) * 8);
+            arrive(barriers + (QUERIES + units % 2) * 8);
             units++;
             attend_wide(p, walk, own, begin, seen.end, count, barriers, stages, queries, softmax, sums);
         }
@@ -375,10 +336,10 @@ KERNEL __launch_bounds__(384, 1) attention_wide(const AttentionParams p) {
     allow_next();
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < WIDE_STAGES; i++) {
-            wide_init(barriers + (FULL + i) * 8, 128);
-            wide_init(barriers + (EMPTY + i) * 8, 8);
+            init_barrier(barriers + (FULL + i) * 8, 128);
+            init_barrier(barriers + (EMPTY + i) * 8, 8);
         }
-        for (u32 i = 0; i < 2; i++) wide_init(barriers + (QUERIES + i) * 8, 256);
+        for (u32 i = 0; i < 2; i++) init_barrier(barriers + (QUERIES + i) * 8, 256);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
