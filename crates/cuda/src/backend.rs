@@ -11,6 +11,7 @@ use half::bf16;
 
 use crate::clock::StepClock;
 use crate::compile::{HEAD_DIMS, TILED_CACHES};
+use crate::gated::MIN_BUSY;
 use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
@@ -23,7 +24,6 @@ use crate::probe::{Missing, probe};
 use crate::ranges::Ranges;
 use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::{Staging, Weight, fill};
-use crate::wide::MIN_BUSY;
 
 /// Tokens of a KV block unless asked otherwise.
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -51,7 +51,7 @@ pub struct CudaOptions {
     pub skinny_rows: usize,
     /// Gated products of bf16 weights that keep at least so much of the device busy, in percent, are one kernel of our own with
     /// their activation.
-    pub wide_min_busy: usize,
+    pub gated_min_busy: usize,
 }
 
 impl Default for CudaOptions {
@@ -65,7 +65,7 @@ impl Default for CudaOptions {
             cache_dir: cache.map(|cache| cache.join("baton/kernels")),
             partial_bytes: 256 << 20,
             skinny_rows: SKINNY_ROWS,
-            wide_min_busy: MIN_BUSY,
+            gated_min_busy: MIN_BUSY,
         }
     }
 }
@@ -115,7 +115,7 @@ pub(crate) struct Device {
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
     /// Rows of bf16 weights that the skinny kernels take.
     pub(crate) skinny_rows: usize,
-    pub(crate) wide_min_busy: usize,
+    pub(crate) gated_min_busy: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) ranges: Ranges,
@@ -194,7 +194,7 @@ impl CudaBackend {
             partials: nothing()?,
             arrivals: nothing()?,
             skinny_rows: options.skinny_rows,
-            wide_min_busy: options.wide_min_busy,
+            gated_min_busy: options.gated_min_busy,
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,

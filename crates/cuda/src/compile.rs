@@ -24,7 +24,7 @@ const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
 const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
-const GATED_WIDE: &str = include_str!("kernels/gated_wide.cu");
+const GATED: &str = include_str!("kernels/gated.cu");
 const SAMPLE: &str = include_str!("kernels/sample.cu");
 
 /// Every architecture the kernels are known to compile for.
@@ -44,8 +44,8 @@ pub(crate) enum Unit {
     Skinny {
         tiles: u32,
     },
-    /// Where [`has_wide_products`].
-    GatedWide,
+    /// Where [`has_gated`].
+    Gated,
     AttentionAny,
     AttentionFew(Tiling),
     AttentionMany(Tiling),
@@ -68,7 +68,7 @@ impl Unit {
         let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         units.extend(WeightFormat::ALL.map(Self::Product));
-        units.extend(has_wide_products(architecture).then_some(Self::GatedWide));
+        units.extend(has_gated(architecture).then_some(Self::Gated));
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
                 let tiling = Tiling { head_dim, cache, is_small };
@@ -96,7 +96,7 @@ impl Unit {
                 ATTENTION_WIDE,
             ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
-            Self::GatedWide => &[COMMON, HOPPER, GATED_WIDE],
+            Self::Gated => &[COMMON, HOPPER, GATED],
             Self::Sample => &[COMMON, SAMPLE],
         };
         parts.concat()
@@ -116,7 +116,7 @@ impl Unit {
                 format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
             Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
-            Self::Basic | Self::GatedWide | Self::AttentionAny | Self::Sample => Vec::new(),
+            Self::Basic | Self::Gated | Self::AttentionAny | Self::Sample => Vec::new(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Unit {
             Self::Basic => "basic".to_owned(),
             Self::Product(format) => format!("product {format}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
-            Self::GatedWide => "gated_wide".to_owned(),
+            Self::Gated => "gated".to_owned(),
             Self::AttentionAny => "attention_any".to_owned(),
             Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
             Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
@@ -144,8 +144,8 @@ pub(crate) fn architecture((major, minor): (i32, i32)) -> String {
     if (major, minor) == (9, 0) { "sm_90a".to_owned() } else { format!("sm_{major}{minor}") }
 }
 
-/// True where `gated_wide.cu` can run: it is written for the tensor cores of one generation.
-pub(crate) fn has_wide_products(architecture: &str) -> bool {
+/// True where `gated.cu` can run: it is written for the tensor cores of one generation.
+pub(crate) fn has_gated(architecture: &str) -> bool {
     architecture == "sm_90a"
 }
 

@@ -229,6 +229,13 @@ impl Drop for Gpu {
     }
 }
 
+/// How much the second cache asks memory for at a time: a line of 128 bytes, or two.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fetches {
+    Lines,
+    Pairs,
+}
+
 /// Describes the bf16 matrix at an address for bulk copies of boxes of `box_rows` rows and 64 columns, whose rows are mixed as
 /// the tensor cores want them. What a box has beyond the matrix is zero, and is not written.
 pub(crate) fn map_bf16(
@@ -236,6 +243,7 @@ pub(crate) fn map_bf16(
     rows: usize,
     cols: usize,
     box_rows: u32,
+    fetches: Fetches,
 ) -> Result<TensorMap, BackendError> {
     let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
     let (box_dims, steps) = ([64, box_rows], [1_u32; 2]);
@@ -253,7 +261,10 @@ pub(crate) fn map_bf16(
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            match fetches {
+                Fetches::Lines => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                Fetches::Pairs => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            },
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     }

@@ -9,7 +9,8 @@ use baton_backend::{BackendError, KvDtype, KvSpec, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
-use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin, has_wide_products};
+use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
+use crate::gated::GATED_SHAPES;
 use crate::gpu::{Function, failed};
 use crate::probe::Properties;
 
@@ -19,11 +20,6 @@ pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
 const CORE_UNITS: [Unit; 3] = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
 /// Multiprocessors with less shared memory than this get smaller rings.
 const SMALL_SHARED_BYTES: u32 = 120 << 10;
-/// Outputs of a tile of `gated_wide.cu`.
-pub(crate) const GATED_WIDTHS: [usize; 2] = [128, 112];
-/// Shared memory of `gated_wide.cu`: four stages of three boxes, the results, two barriers a stage, and what it takes to start at
-/// a multiple of 1024.
-pub(crate) const GATED_WIDE_SHARED: u32 = 4 * 3 * (16 << 10) + (32 << 10) + 4 * 16 + 1024;
 /// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
 pub(crate) const RESERVED_SHARED: u32 = 2048;
 
@@ -36,8 +32,8 @@ pub(crate) struct Kernels {
     core: Option<Core>,
     /// There with the first bf16 weight.
     skinny: Option<Skinny>,
-    /// The same, where the device can.
-    gated_wide: Option<[Function; 2]>,
+    /// The same, for each of [`GATED_SHAPES`], where the device can.
+    gated: Vec<Function>,
     products: HashMap<WeightFormat, Products>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
 }
@@ -122,7 +118,7 @@ impl Kernels {
             modules: Vec::new(),
             core: None,
             skinny: None,
-            gated_wide: None,
+            gated: Vec::new(),
             products: HashMap::new(),
             attention: HashMap::new(),
         }
@@ -170,8 +166,8 @@ impl Kernels {
                 for tiles in SKINNY_TILES {
                     self.compiler.start(Unit::Skinny { tiles });
                 }
-                if has_wide_products(&self.compiler.architecture) {
-                    self.compiler.start(Unit::GatedWide);
+                if has_gated(&self.compiler.architecture) {
+                    self.compiler.start(Unit::Gated);
                 }
             }
         }
@@ -198,23 +194,25 @@ impl Kernels {
             let modules = [one?, two?];
             self.skinny = Some(Skinny::find(&modules)?);
             self.modules.extend(modules);
-            if has_wide_products(&self.compiler.architecture) {
-                let module = self.compiler.load(Unit::GatedWide)?;
-                let [one, two] = GATED_WIDTHS.map(|width| module.function(&format!("gated_wide_{width}")));
-                let functions = [one?, two?];
-                for function in functions {
-                    allow_shared(function, GATED_WIDE_SHARED)?;
-                }
-                self.gated_wide = Some(functions);
+            if has_gated(&self.compiler.architecture) {
+                let module = self.compiler.load(Unit::Gated)?;
+                self.gated = GATED_SHAPES
+                    .iter()
+                    .map(|shape| {
+                        let function = module.function(shape.name)?;
+                        allow_shared(function, shape.shared_bytes())?;
+                        Ok(function)
+                    })
+                    .collect::<Result<_, BackendError>>()?;
                 self.modules.push(module);
             }
         }
         Ok(())
     }
 
-    /// For many tokens, one for each of [`GATED_WIDTHS`], where the device has them.
-    pub(crate) fn gated_wide(&self) -> Option<[Function; 2]> {
-        self.gated_wide
+    /// One for each of [`GATED_SHAPES`], where the device has them.
+    pub(crate) fn gated(&self) -> &[Function] {
+        &self.gated
     }
 
     pub(crate) fn skinny(&self) -> &Skinny {

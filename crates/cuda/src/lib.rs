@@ -19,6 +19,7 @@ mod backend;
 mod choices;
 mod clock;
 mod compile;
+mod gated;
 mod gemm;
 mod gpu;
 mod graphs;
@@ -34,7 +35,6 @@ mod ranges;
 mod skinny;
 mod swap;
 mod weights;
-mod wide;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};

@@ -178,7 +178,7 @@ impl Run<'_> {
         let width = rows / 2;
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
         let output = self.buffer(op.output, width)?;
-        if self.wide_gated(op, input, output)? {
+        if self.whole_gated(op, input, output)? {
             return Ok(());
         }
         let bias = self.vector(op.bias);

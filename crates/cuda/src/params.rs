@@ -158,7 +158,7 @@ pub(crate) struct SkinnyParams {
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
 
 #[repr(C)]
-pub(crate) struct GatedWideParams {
+pub(crate) struct GatedParams {
     pub(crate) input: TensorMap,
     pub(crate) weight: TensorMap,
     pub(crate) output_map: TensorMap,

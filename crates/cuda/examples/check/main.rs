@@ -34,7 +34,7 @@ fn options() -> CudaOptions {
     };
     let rows = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     options.skinny_rows = rows("BATON_SKINNY_ROWS").unwrap_or(options.skinny_rows);
-    options.wide_min_busy = rows("BATON_WIDE_MIN_BUSY").unwrap_or(options.wide_min_busy);
+    options.gated_min_busy = rows("BATON_GATED_MIN_BUSY").unwrap_or(options.gated_min_busy);
     options
 }
 

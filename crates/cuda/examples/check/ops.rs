@@ -90,9 +90,9 @@ pub fn check(which: Option<&str>, table: &mut Table) {
         gated(WeightFormat::BF16, activation, table);
     }
     for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
-        wide_gated(activation, 20 * 128, table);
+        whole_gated(activation, 20 * 128, table);
     }
-    wide_gated(Activation::Silu, 25 * 112, table);
+    whole_gated(Activation::Silu, 25 * 112, table);
     mixed_parts(table);
     norms(table);
     for case in cases().iter().step_by(if is_short { 5 } else { 1 }) {
@@ -164,9 +164,9 @@ fn gated(format: WeightFormat, activation: Activation, table: &mut Table) {
     }
 }
 
-/// Many tokens, for which products and activations are one kernel where the device has it: whole tiles and parts of them, fewer
-/// tiles than blocks and more.
-fn wide_gated(activation: Activation, width: usize, table: &mut Table) {
+/// Tokens for which products and activations are one kernel where the device has it: whole tiles and parts of them, fewer tiles
+/// than blocks and more.
+fn whole_gated(activation: Activation, width: usize, table: &mut Table) {
     const TOKENS: usize = 700;
     let (rows, cols) = (2 * width, 320);
     let build = |backend: &mut dyn Backend| {
@@ -187,15 +187,15 @@ fn wide_gated(activation: Activation, width: usize, table: &mut Table) {
             output,
         )
     };
-    let mut cuda = CudaBackend::new(CudaOptions { wide_min_busy: 1, ..CudaOptions::default() })
+    let mut cuda = CudaBackend::new(CudaOptions { gated_min_busy: 1, ..CudaOptions::default() })
         .expect("the device starts");
     let mut reference = ReferenceBackend::new();
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
-    for m in [20, 128, 256, 300, TOKENS] {
+    for m in [9, 20, 64, 65, 128, 256, 300, TOKENS] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
-        table.compare(&format!("wide gated {width}, {activation:?}, {m} tokens"), &expected, &got, 1.5e-2);
+        table.compare(&format!("whole gated {width}, {activation:?}, {m} tokens"), &expected, &got, 1.5e-2);
     }
 }
 
