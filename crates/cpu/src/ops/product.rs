@@ -11,16 +11,19 @@ use baton_backend::{BackendError, BufferId, Norm, WeightFormat};
 
 use super::{Step, require};
 use crate::buffers::Matrix;
-use crate::kernels::Kernels;
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::kernels::rows::NormArgs;
-use crate::pool::{Units, Worker};
+use crate::kernels::{Kernels, SplitKernels};
+use crate::pool::Worker;
 use crate::quantize::{self, ActivationBlock, LANES};
+use crate::units::{NodeUnits, Nodes, Units};
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 use crate::weights::{PackedMatrix, Panel};
 
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 256;
+/// Where rows are split, a multiple of this: whole tiles.
+const SPLIT_TOKENS: usize = 16;
 /// Float activations of a unit's tokens should stay in the second-level cache.
 const CHUNK_BYTES: usize = 640 << 10;
 /// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are
@@ -66,6 +69,8 @@ pub struct Product<'a> {
     floats: Matrix,
     /// Rows have to be written to `floats`.
     copies_floats: bool,
+    /// Rows for float parts are split there, always: never over the model's own buffers.
+    split: Option<SplitKernels>,
     /// One row a worker.
     rows: Matrix,
     /// Each worker has made the only row ready in `rows` and its own blocks.
@@ -74,10 +79,10 @@ pub struct Product<'a> {
     chunk: usize,
     num_panels: usize,
     panels_per_unit: usize,
-    num_panel_units: usize,
+    nodes: &'a Nodes,
     rows_per_unit: usize,
     row_units: Units,
-    units: Units,
+    units: NodeUnits,
 }
 
 // SAFETY: the pointers are to buffers of the backend, which outlive the op; writers are told apart by units (rows in
@@ -121,7 +126,9 @@ impl<'a> Product<'a> {
         }
         let norm = input.norm.map(|norm| step.norm_args(&norm, cols)).transpose()?;
         let scratch = &step.backend.scratch;
-        let copies_floats = matrix.has_floats && (norm.is_some() || input.gather.is_some() || input.in_place);
+        let split = step.backend.kernels.split.filter(|_| matrix.has_floats && matrix.can_split);
+        let copies_floats = matrix.has_floats
+            && (split.is_some() || norm.is_some() || input.gather.is_some() || input.in_place);
         let floats = if copies_floats {
             let all = scratch.floats.matrix();
             all.reshaped(num_tokens, cols)
@@ -133,7 +140,8 @@ impl<'a> Product<'a> {
         let is_private = num_tokens == 1 && num_threads > 1 && !input.in_place;
         // Panels of floats read whole rows at once, those of quants a section of each row at a time.
         let chunk = if matrix.has_floats {
-            (CHUNK_BYTES / (4 * cols).max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES
+            let whole = if split.is_some() { SPLIT_TOKENS } else { LANES };
+            (CHUNK_BYTES / (4 * cols).max(1)).clamp(whole, MAX_CHUNK) / whole * whole
         } else {
             MAX_CHUNK
         };
@@ -144,7 +152,11 @@ impl<'a> Product<'a> {
         if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
             panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
         }
-        let num_panel_units = num_panels.div_ceil(panels_per_unit);
+        let nodes = step.backend.pool.nodes();
+        let units = NodeUnits::new(nodes, |node| {
+            let share = matrix.share(nodes, node, num_panels);
+            num_chunks * share.num_ranges * share.first.len().div_ceil(panels_per_unit)
+        });
         let rows_per_unit = if num_tokens >= GROUPED_ROWS * num_threads { LANES } else { 1 };
         Ok(Self {
             kernels: step.backend.kernels,
@@ -158,16 +170,17 @@ impl<'a> Product<'a> {
             lanes: quantize::lanes(num_tokens),
             floats,
             copies_floats,
+            split,
             rows: scratch.rows.matrix(),
             is_private,
             private_blocks: scratch.private_blocks(),
             chunk,
             num_panels,
             panels_per_unit,
-            num_panel_units,
+            nodes,
             rows_per_unit,
             row_units: Units::new(num_tokens.div_ceil(rows_per_unit)),
-            units: Units::new(num_panel_units * num_chunks),
+            units,
         })
     }
 
@@ -192,21 +205,23 @@ impl<'a> Product<'a> {
 
     fn prepare_row(&self, worker: usize, row: usize) {
         let mut source = self.input.row(self.gather.map_or(row, |gather| gather[row] as usize)).cast_const();
+        let shared = self.copies_floats && !self.is_private;
+        let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
         // SAFETY: rows have `cols` values (checked in `new`); the targets are this row's of `floats` and `blocks` and
         // this worker's of `rows`, which nobody else writes.
         unsafe {
             if let Some(norm) = &self.norm {
-                let shared = self.copies_floats && !self.is_private;
-                let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
                 (self.kernels.norm_row)(source, self.cols, norm, target, false);
                 source = target;
-            } else if self.copies_floats {
-                let target = if self.is_private { self.rows.row(worker) } else { self.floats.row(row) };
+            } else if self.copies_floats && self.split.is_none() {
                 std::ptr::copy_nonoverlapping(source, target, self.cols);
             }
             if self.matrix.has_quants {
                 let first = quantize::first_block(row, self.lanes, self.cols / BLOCK);
                 (self.kernels.quantize_row)(source, self.cols, self.blocks(worker).add(first), self.lanes);
+            }
+            if let Some(split) = &self.split {
+                (split.split_row)(source, self.cols, target);
             }
         }
     }
@@ -221,16 +236,26 @@ impl<'a> Product<'a> {
     }
 
     /// The next piece of phase two.
-    pub fn take(&self) -> Option<ProductUnit> {
-        let unit = self.units.take()?;
-        let (chunk, group) = (unit / self.num_panel_units, unit % self.num_panel_units);
-        let first_panel = group * self.panels_per_unit;
+    pub fn take(&self, worker: &Worker<'_>) -> Option<ProductUnit> {
+        let (node, unit) = self.units.take(worker)?;
+        Some(self.unit(node, unit))
+    }
+
+    /// What a unit of a node's share is.
+    fn unit(&self, node: usize, unit: usize) -> ProductUnit {
+        let share = self.matrix.share(self.nodes, node, self.num_panels);
+        let units_per_range = share.first.len().div_ceil(self.panels_per_unit);
+        let (chunk, group) =
+            (unit / (share.num_ranges * units_per_range), unit % (share.num_ranges * units_per_range));
+        let (range, group) = (group / units_per_range, group % units_per_range);
+        let first_panel = share.first.start + group * self.panels_per_unit;
+        let last_panel = (first_panel + self.panels_per_unit).min(share.first.end);
         let first_token = chunk * self.chunk;
-        Some(ProductUnit {
-            panels: first_panel..(first_panel + self.panels_per_unit).min(self.num_panels),
+        ProductUnit {
+            panels: range * share.period + first_panel..range * share.period + last_panel,
             first_token,
             num_tokens: self.chunk.min(self.num_tokens - first_token),
-        })
+        }
     }
 
     /// The next panels of a unit that can be multiplied together: a few neighbours of one part.
@@ -274,8 +299,10 @@ impl<'a> Product<'a> {
             }),
             target_stride: target.map_or(0, |(target, _)| 4 * target.cols),
         };
+        let kernel = self.split.and_then(|split| split.panel(format));
+        let kernel = kernel.unwrap_or_else(|| self.kernels.panel(format));
         // SAFETY: the panels follow each other in their part and have `cols` columns, all rows are ready (the barrier),
         // the tile has room for a chunk of a whole group, and the kernels are those of this processor.
-        unsafe { self.kernels.panel(format)(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
+        unsafe { kernel(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
     }
 }
