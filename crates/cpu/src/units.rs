@@ -93,6 +93,12 @@ impl NodeUnits {
         }
     }
 
+    /// How many a node has.
+    #[cfg(test)]
+    pub fn len_of(&self, node: usize) -> usize {
+        self.shares[node].0.end
+    }
+
     /// The next number of the worker's node.
     pub fn take_own(&self, worker: &Worker<'_>) -> Option<usize> {
         self.shares[worker.node].0.take_if_any()

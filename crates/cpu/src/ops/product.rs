@@ -306,3 +306,99 @@ impl<'a> Product<'a> {
         unsafe { kernel(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_backend::testing::{Random, random_tensor};
+    use baton_backend::{Backend, StepInput, StepLimits, StepOutput, Tensor, WeightUse};
+
+    use super::*;
+    use crate::backend::{CpuBackend, CpuOptions};
+    use crate::pool::Pool;
+
+    const COLS: usize = 64;
+    const MAX_TOKENS: usize = 600;
+
+    /// A backend whose workers are said to run on these nodes, with the weight and its input.
+    fn backend(nodes: &[usize], parts: &[Tensor]) -> (CpuBackend, BufferId) {
+        let options = CpuOptions { threads: Some(nodes.len()), ..CpuOptions::default() };
+        let mut backend = CpuBackend::new(options).expect("starts");
+        backend.pool = Pool::with_nodes(nodes).expect("threads");
+        let limits = StepLimits {
+            max_tokens: MAX_TOKENS,
+            max_seqs: 1,
+            max_logit_rows: 1,
+            max_samples: 1,
+            max_model_len: MAX_TOKENS,
+            vocab_size: 1,
+        };
+        backend.set_limits(&limits).expect("limits");
+        backend.load_weight(parts, WeightUse::Linear).expect("loads");
+        let input = backend.create_buffer(MAX_TOKENS, COLS).expect("creates");
+        (backend, input)
+    }
+
+    /// The node of each panel in a product that walks over `1 / halves` of them, after checking that the units of all nodes
+    /// are every panel with every token once.
+    fn nodes_of_panels(nodes: &[usize], parts: &[Tensor], num_tokens: usize, halves: usize) -> Vec<usize> {
+        let (mut backend, buffer) = backend(nodes, parts);
+        let (step_input, mut output) = (StepInput::default(), StepOutput::default());
+        let step = Step::new(&mut backend, &step_input, &mut output);
+        let input = ProductInput { buffer, norm: None, gather: None, num_tokens, in_place: false };
+        let matrix = step.backend.weights[0].packed.as_ref().expect("packed");
+        let num_panels = matrix.panels.len() / halves;
+        let product = Product::new(&step, &input, matrix, COLS, num_panels).expect("valid");
+        let mut times = vec![0; num_panels * num_tokens];
+        let mut node_of = vec![usize::MAX; num_panels];
+        for node in 0..step.backend.pool.nodes().num_nodes() {
+            let mut last_token = 0;
+            for number in 0..product.units.len_of(node) {
+                let unit = product.unit(node, number);
+                assert!(!unit.panels.is_empty() && unit.first_token >= last_token, "panels come first");
+                last_token = unit.first_token;
+                for panel in unit.panels {
+                    assert!(node_of[panel] == usize::MAX || node_of[panel] == node, "panel {panel}");
+                    node_of[panel] = node;
+                    for token in unit.first_token..unit.first_token + unit.num_tokens {
+                        times[panel * num_tokens + token] += 1;
+                    }
+                }
+            }
+        }
+        assert!(times.iter().all(|&times| times == 1), "{num_tokens} tokens on {nodes:?}");
+        node_of
+    }
+
+    #[test]
+    fn panels_are_multiplied_where_they_were_packed() {
+        let mut random = Random::new(3);
+        let mut tensor = |format, rows| random_tensor(format, rows, COLS, 1.0, &mut random);
+        let cases = [
+            vec![tensor(WeightFormat::Q8_0, 960)],
+            vec![
+                tensor(WeightFormat::BF16, 16),
+                tensor(WeightFormat::Q4_0, 500),
+                tensor(WeightFormat::Q8_0, 300),
+            ],
+            // An odd number of rows does not pair.
+            vec![tensor(WeightFormat::F16, 400), tensor(WeightFormat::F16, 33)],
+            vec![tensor(WeightFormat::Q8_0, 2)],
+        ];
+        for (parts, nodes) in cases.iter().flat_map(|parts| {
+            [&[0, 0][..], &[0, 1], &[1, 0, 0, 1], &[0, 0, 0, 4], &[0, 1, 2, 3, 4]].map(|nodes| (parts, nodes))
+        }) {
+            let (backend, _) = backend(nodes, parts);
+            let matrix = backend.weights[0].packed.as_ref().expect("packed");
+            let packed_on: Vec<usize> = matrix.nodes_of_panels(&backend.pool);
+            let rows: usize = parts.iter().map(Tensor::rows).sum();
+            for num_tokens in [1, 7, MAX_TOKENS] {
+                assert_eq!(nodes_of_panels(nodes, parts, num_tokens, 1), packed_on, "plain on {nodes:?}");
+                if rows.is_multiple_of(2) {
+                    let pairs = nodes_of_panels(nodes, parts, num_tokens, 2);
+                    let (gate, up) = packed_on.split_at(pairs.len());
+                    assert_eq!((gate, up), (&pairs[..], &pairs[..]), "gated on {nodes:?}");
+                }
+            }
+        }
+    }
+}

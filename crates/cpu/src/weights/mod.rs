@@ -163,6 +163,21 @@ impl PackedMatrix {
         });
     }
 
+    /// The node whose worker packs each panel.
+    #[cfg(test)]
+    pub fn nodes_of_panels(&self, pool: &Pool) -> Vec<usize> {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let nodes: Vec<AtomicUsize> = self.panels.iter().map(|_| AtomicUsize::new(usize::MAX)).collect();
+        self.for_each_panel(pool, |worker, panel| {
+            assert_eq!(
+                nodes[panel].swap(worker.node, Ordering::Relaxed),
+                usize::MAX,
+                "panel {panel} is packed twice"
+            );
+        });
+        nodes.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
     fn push(&mut self, tensor: &Tensor, row: usize) -> Result<(), BackendError> {
         let part = PackedPart::new(tensor)?;
         for index in 0..part.num_panels() {
