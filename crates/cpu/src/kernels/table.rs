@@ -47,6 +47,7 @@ pub struct Kernels {
 /// Products with rows that were split in two bf16 before. Only for matrices that can have all their float parts
 /// multiplied so: see [`PackedMatrix::can_split`](crate::weights::PackedMatrix).
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
 pub struct SplitKernels {
     /// `(x, len, out)`.
     pub split_row: unsafe fn(*const f32, usize, *mut f32),

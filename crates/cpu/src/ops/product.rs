@@ -3,7 +3,8 @@
 //! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A single row is
 //! made ready by every worker for itself: that takes no longer than waiting for another to do it. A unit of phase
 //! two is some panels times some tokens; panels come first in the numbering, so that a worker goes through many panels
-//! with the same tokens in its cache.
+//! with the same tokens in its cache. Each NUMA node has units of the panels that were packed there, and takes others'
+//! only when its own are done.
 
 use std::mem::MaybeUninit;
 
@@ -245,8 +246,8 @@ impl<'a> Product<'a> {
     fn unit(&self, node: usize, unit: usize) -> ProductUnit {
         let share = self.matrix.share(self.nodes, node, self.num_panels);
         let units_per_range = share.first.len().div_ceil(self.panels_per_unit);
-        let (chunk, group) =
-            (unit / (share.num_ranges * units_per_range), unit % (share.num_ranges * units_per_range));
+        let units_per_chunk = share.num_ranges * units_per_range;
+        let (chunk, group) = (unit / units_per_chunk, unit % units_per_chunk);
         let (range, group) = (group / units_per_range, group % units_per_range);
         let first_panel = share.first.start + group * self.panels_per_unit;
         let last_panel = (first_panel + self.panels_per_unit).min(share.first.end);
