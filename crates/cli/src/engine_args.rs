@@ -27,7 +27,7 @@ pub struct EngineArgs {
     /// What to run on: auto (the first GPU, if there is one), cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
     pub device: DeviceArg,
-    /// Threads of the CPU backend; without it, one a core
+    /// Threads of the CPU backend; without it, one a physical core
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// How the weights are read

@@ -22,6 +22,7 @@ use crate::memory::SystemMemory;
 use crate::ops::Step;
 use crate::pool::Pool;
 use crate::scratch::Scratch;
+use crate::topology::Machine;
 use crate::weights::Weight;
 
 /// Steps that may be submitted before one is collected.
@@ -30,7 +31,7 @@ const MAX_IN_FLIGHT: usize = 2;
 /// How the backend uses the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Number of threads, the caller's included; all cores the process may use if `None`.
+    /// Number of threads, the caller's included; as many as the process may use physical cores if `None`.
     pub threads: Option<usize>,
     /// Forces an instruction set; else `BATON_CPU_ISA`, else the best one.
     pub isa: Option<Isa>,
@@ -72,8 +73,7 @@ pub struct CpuBackend {
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<Self, BackendError> {
         let isa = Isa::choose(options.isa)?;
-        let available = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let num_threads = options.threads.unwrap_or_else(available);
+        let num_threads = options.threads.unwrap_or_else(|| Machine::read().default_threads());
         if num_threads == 0 || num_threads > 4096 {
             return Err(BackendError::Unsupported { what: format!("{num_threads} threads") });
         }

@@ -23,13 +23,15 @@ pub enum Isa {
     Avx512,
     /// The same with the 8-bit dot products of VNNI.
     Avx512Vnni,
-    /// The same with AMX tiles for many tokens. Gives the results of `Avx512Vnni` to the last bit.
+    /// The same with AMX tiles for float weights of 16 bits.
+    AmxBf16,
+    /// The same with tiles for quantised weights as well, which gives the results of VNNI to the last bit.
     Amx,
 }
 
 impl Isa {
-    pub const ALL: [Self; 6] =
-        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Amx];
+    pub const ALL: [Self; 7] =
+        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::AmxBf16, Self::Amx];
 
     /// True where this processor can run the path.
     #[cfg(target_arch = "x86_64")]
@@ -52,7 +54,9 @@ impl Isa {
             Self::Avx2 => avx2(),
             Self::Avx512 => avx512(),
             Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
-            Self::Amx => Self::Avx512Vnni.is_available() && crate::kernels::amx::is_available(),
+            Self::AmxBf16 | Self::Amx => {
+                Self::Avx512Vnni.is_available() && crate::kernels::amx::is_available()
+            }
         }
     }
 
@@ -72,7 +76,8 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The richest path of this processor that is taken unasked. AMX is not: no machine has shown yet that it is faster.
+    /// The richest path of this processor that is taken unasked. Tiles of bytes are not: with a scale for every 32 columns they
+    /// were slower than VNNI.
     pub fn best() -> Self {
         let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
         Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)
@@ -101,6 +106,7 @@ impl fmt::Display for Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
+            Self::AmxBf16 => "amx-bf16",
             Self::Amx => "amx",
         })
     }
@@ -116,9 +122,12 @@ impl FromStr for Isa {
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
+            "amxbf16" | "amx-bf16" => Ok(Self::AmxBf16),
             "amx" => Ok(Self::Amx),
             _ => Err(BackendError::Unsupported {
-                what: format!("{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni or amx"),
+                what: format!(
+                    "{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni, amxbf16 or amx"
+                ),
             }),
         }
     }

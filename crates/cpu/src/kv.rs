@@ -7,7 +7,8 @@ use half::bf16;
 use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
 use crate::memory::{AlignedBytes, SystemMemory};
-use crate::pool::{Pool, Units};
+use crate::pool::Pool;
+use crate::units::Units;
 
 /// The blocks of one layer.
 #[derive(Debug)]

@@ -32,8 +32,11 @@ mod peak;
 mod pool;
 mod quantize;
 mod scratch;
+mod topology;
+mod units;
 mod weights;
 
 pub use backend::{CpuBackend, CpuOptions};
 pub use isa::{ISA_VARIABLE, Isa};
 pub use peak::Peaks;
+pub use topology::{Core, Machine};

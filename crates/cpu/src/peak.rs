@@ -18,8 +18,10 @@ const LEAST: Duration = Duration::from_millis(20);
 pub struct Peaks {
     /// Of bytes: the limit of quantised weights.
     pub dot_gmac_per_s: f64,
-    /// Of f32: the limit of float weights and of attention.
+    /// Of f32: the limit of attention, and of float weights where there is nothing better for them.
     pub fma_gmac_per_s: f64,
+    /// Of bf16, where there are tiles. A product with a bf16 weight takes two of these, one with an f16 weight three.
+    pub bf16_gmac_per_s: Option<f64>,
 }
 
 impl Peaks {
@@ -29,6 +31,7 @@ impl Peaks {
         Ok(Self {
             dot_gmac_per_s: best(kernels.peak_dot, threads),
             fma_gmac_per_s: best(kernels.peak_fma, threads),
+            bf16_gmac_per_s: kernels.split.map(|split| best(split.peak, threads)),
         })
     }
 }
@@ -66,6 +69,9 @@ mod tests {
             let peaks = Peaks::measure(Some(isa), 1).expect("available");
             println!("{isa}: {peaks:?}");
             assert!(peaks.dot_gmac_per_s > 0.0 && peaks.fma_gmac_per_s > 0.0, "{isa}: {peaks:?}");
+            if let Some(bf16) = peaks.bf16_gmac_per_s {
+                assert!(bf16 > 2.0 * peaks.fma_gmac_per_s, "{isa}: {peaks:?}");
+            }
             if isa >= Isa::Avx512Vnni {
                 assert!(peaks.dot_gmac_per_s > 2.0 * peaks.fma_gmac_per_s, "{isa}: {peaks:?}");
             }

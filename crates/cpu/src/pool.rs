@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use crate::topology::{Core, Machine};
+use crate::units::Nodes;
+
 /// Looks before yielding: some tens of microseconds.
 const SPINS: u32 = 1 << 10;
 /// Yields before sleeping.
@@ -93,6 +96,9 @@ type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
     num_threads: usize,
+    nodes: Nodes,
+    /// Of each worker.
+    node_of: Vec<usize>,
     /// The job of the current round; written by the caller while all workers wait.
     job: UnsafeCell<Option<Job<'static>>>,
     round: Signal,
@@ -118,6 +124,8 @@ struct Abandoned;
 /// One thread's view of a running job.
 pub struct Worker<'a> {
     pub index: usize,
+    /// Which of the pool's NUMA nodes it runs on.
+    pub node: usize,
     shared: &'a Shared,
 }
 
@@ -144,24 +152,6 @@ impl Worker<'_> {
     }
 }
 
-/// Hands out the numbers below a limit, each once, to whichever worker asks first.
-#[derive(Debug)]
-pub struct Units {
-    next: AtomicUsize,
-    end: usize,
-}
-
-impl Units {
-    pub fn new(end: usize) -> Self {
-        Self { next: AtomicUsize::new(0), end }
-    }
-
-    pub fn take(&self) -> Option<usize> {
-        let unit = self.next.fetch_add(1, Ordering::Relaxed);
-        (unit < self.end).then_some(unit)
-    }
-}
-
 /// The threads. Dropping it ends them.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -176,11 +166,34 @@ impl std::fmt::Debug for Pool {
 
 impl Pool {
     /// `num_threads` workers, the caller included. With `pin`, and if there are as many cores, each worker but the
-    /// caller is bound to a core of its own; the caller stays free because its children would inherit the binding.
+    /// caller is bound to a core of its own, on different physical cores as long as there are any; the caller stays free
+    /// because its children would inherit the binding, and is taken to run where a core is left for it. Workers that are
+    /// not bound are all of one node.
     pub fn new(num_threads: usize, pin: bool) -> std::io::Result<Self> {
         let num_threads = num_threads.max(1);
+        let mut cores = if pin { Machine::read().cores } else { Vec::new() };
+        if cores.len() < num_threads {
+            return Self::start(&vec![0; num_threads], &[]);
+        }
+        cores.truncate(num_threads);
+        let nodes: Vec<usize> = cores.iter().map(|core| core.node).collect();
+        Self::start(&nodes, &cores)
+    }
+
+    /// Workers that are not bound, as if they ran on these nodes.
+    #[cfg(test)]
+    pub fn with_nodes(nodes: &[usize]) -> std::io::Result<Self> {
+        Self::start(nodes, &[])
+    }
+
+    /// A worker for each of `nodes`, bound to the core of the same place if there is one.
+    fn start(nodes: &[usize], cores: &[Core]) -> std::io::Result<Self> {
+        let num_threads = nodes.len();
+        let (nodes, node_of) = Nodes::new(nodes);
         let shared = Arc::new(Shared {
             num_threads,
+            nodes,
+            node_of,
             job: UnsafeCell::new(None),
             round: Signal::default(),
             unfinished: AtomicUsize::new(0),
@@ -191,14 +204,13 @@ impl Pool {
             payload: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
         });
-        let cores = if pin { allowed_cores() } else { Vec::new() };
         let mut pool = Self { shared, threads: Vec::with_capacity(num_threads - 1) };
         for index in 1..num_threads {
             let shared = Arc::clone(&pool.shared);
-            let core = (cores.len() >= num_threads).then(|| cores[index]);
+            let core = cores.get(index).copied();
             let thread = std::thread::Builder::new().name(format!("baton-cpu-{index}")).spawn(move || {
                 if let Some(core) = core {
-                    bind_to_core(core);
+                    bind_to_core(core.id);
                 }
                 work(&shared, index);
             })?;
@@ -211,11 +223,16 @@ impl Pool {
         self.shared.num_threads
     }
 
+    /// How the workers are spread over NUMA nodes.
+    pub fn nodes(&self) -> &Nodes {
+        &self.shared.nodes
+    }
+
     /// Runs `job` once on every worker and returns when all are done.
     pub fn run(&self, job: Job<'_>) {
         let shared = &*self.shared;
         if shared.num_threads == 1 {
-            job(&Worker { index: 0, shared });
+            job(&Worker { index: 0, node: 0, shared });
             return;
         }
         shared.unfinished.store(shared.num_threads - 1, Ordering::Relaxed);
@@ -266,7 +283,7 @@ fn work(shared: &Shared, index: usize) {
 }
 
 fn run_guarded(shared: &Shared, index: usize, job: Job<'_>) {
-    let worker = Worker { index, shared };
+    let worker = Worker { index, node: shared.node_of[index], shared };
     let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&worker))) else { return };
     if payload.is::<Abandoned>() {
         return;
@@ -279,18 +296,6 @@ fn run_guarded(shared: &Shared, index: usize, job: Job<'_>) {
 }
 
 #[cfg(target_os = "linux")]
-fn allowed_cores() -> Vec<usize> {
-    // SAFETY: an all-zero set is a valid empty one, and the call fills at most its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-            return Vec::new();
-        }
-        (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
-    }
-}
-
-#[cfg(target_os = "linux")]
 fn bind_to_core(core: usize) {
     // SAFETY: binds the calling thread to a core it was allowed on; failure leaves it free, which only costs speed.
     unsafe {
@@ -298,11 +303,6 @@ fn bind_to_core(core: usize) {
         libc::CPU_SET(core, &mut set);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn allowed_cores() -> Vec<usize> {
-    Vec::new()
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -342,19 +342,6 @@ mod tests {
             });
             assert_eq!(count.into_inner(), 2);
         }
-    }
-
-    #[test]
-    fn units_are_taken_once() {
-        let pool = Pool::new(3, false).expect("threads");
-        let taken: Vec<AtomicUsize> = (0..1000).map(|_| AtomicUsize::new(0)).collect();
-        let units = Units::new(taken.len());
-        pool.run(&|_| {
-            while let Some(unit) = units.take() {
-                taken[unit].fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        assert!(taken.iter().all(|count| count.load(Ordering::Relaxed) == 1));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::amx;
+use super::amx::int8;
 use super::simd::Simd;
 use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
 
@@ -52,7 +52,7 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
     const TILE: usize = 8;
     // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
     const QUANT_TILE: (usize, usize) = if AMX {
-        (2, amx::TOKENS)
+        (2, int8::TOKENS)
     } else if VNNI {
         (3, 4)
     } else {
@@ -381,9 +381,9 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
         activations: *const i8,
         token_stride: usize,
     ) {
-        if AMX && T == amx::TOKENS && R <= amx::PANELS {
-            let mut products = amx::Sums::new();
-            amx::dot_block::<R>(&mut products, weights, panel_stride, activations, token_stride);
+        if AMX && T == int8::TOKENS && R <= int8::PANELS {
+            let mut products = int8::Sums::new();
+            int8::dot_block::<R>(&mut products, weights, panel_stride, activations, token_stride);
             for t in 0..T {
                 for r in 0..R {
                     sums[t][r] = _mm512_add_epi32(sums[t][r], _mm512_load_si512(products.at(r, t).cast()));
@@ -399,13 +399,13 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
     #[inline(always)]
     unsafe fn begin_blocks() {
         if AMX {
-            amx::begin();
+            int8::begin();
         }
     }
     #[inline(always)]
     unsafe fn end_blocks() {
         if AMX {
-            amx::end();
+            int8::end();
         }
     }
 }

@@ -25,4 +25,4 @@ mod softmax;
 mod table;
 mod tile;
 
-pub use table::Kernels;
+pub use table::{Kernels, SplitKernels};

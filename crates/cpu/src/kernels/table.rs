@@ -38,8 +38,34 @@ pub struct Kernels {
     /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
     pub peak_dot: PeakKernel,
     pub peak_fma: PeakKernel,
+    /// Where float weights of 16 bits are multiplied in tiles.
+    pub split: Option<SplitKernels>,
     /// `(x, len, quants, stride, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
+}
+
+/// Products with rows that were split in two bf16 before. Only for matrices that can have all their float parts
+/// multiplied so: see [`PackedMatrix::can_split`](crate::weights::PackedMatrix).
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
+pub struct SplitKernels {
+    /// `(x, len, out)`.
+    pub split_row: unsafe fn(*const f32, usize, *mut f32),
+    f16: PanelKernel,
+    bf16: PanelKernel,
+    /// Multiply-adds that some rounds of products of bf16 were.
+    pub peak: PeakKernel,
+}
+
+impl SplitKernels {
+    /// `None` for formats that are not multiplied with split rows.
+    pub fn panel(&self, format: WeightFormat) -> Option<PanelKernel> {
+        match format {
+            WeightFormat::F16 => Some(self.f16),
+            WeightFormat::BF16 => Some(self.bf16),
+            _ => None,
+        }
+    }
 }
 
 impl Kernels {
@@ -53,7 +79,9 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => amx_table::KERNELS,
+            Isa::AmxBf16 => amx_table::FLOATS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => amx_table::ALL,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon_table::KERNELS,
             _ => portable_table::KERNELS,
@@ -214,6 +242,7 @@ macro_rules! table {
                 write_int8,
                 peak_dot,
                 peak_fma,
+                split: None,
             };
         }
     };
@@ -233,16 +262,16 @@ table!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
 
-/// AMX differs from VNNI in nothing but the product of whole blocks with many tokens.
+/// AMX differs from VNNI in the products of float weights and, on request, of whole blocks with many tokens.
 #[cfg(target_arch = "x86_64")]
 mod amx_table {
     #![allow(unsafe_op_in_unsafe_fn)]
-    use super::super::amx;
+    use super::super::amx::{self, bf16};
     use super::super::avx512::Avx512;
     use super::super::gemm::{PanelArgs, TILED_TOKENS};
     use super::super::tile::{self, Class, TileArgs, TileKernel};
     use super::avx512_vnni_table::KERNELS as VNNI;
-    use super::{Kernels, WeightFormat};
+    use super::{Kernels, SplitKernels, WeightFormat};
     use crate::weights::formats::{self, Quant};
 
     type Amx = Avx512<true, true>;
@@ -283,13 +312,25 @@ mod amx_table {
         };
     }
 
-    pub const KERNELS: Kernels = {
-        let mut panels = VNNI.panels;
+    /// Tiles for float weights alone.
+    pub const FLOATS: Kernels = Kernels {
+        split: Some(SplitKernels {
+            split_row: bf16::split_row,
+            f16: bf16::panels::<bf16::F16>,
+            bf16: bf16::panels::<bf16::Bf16>,
+            peak: amx::peak_bf16,
+        }),
+        ..VNNI
+    };
+
+    /// Tiles for bytes as well.
+    pub const ALL: Kernels = {
+        let mut panels = FLOATS.panels;
         replace!(
             panels,
             Q4_0 => Q4_0, Q4_1 => Q4_1, Q5_0 => Q5_0, Q5_1 => Q5_1, Q8_0 => Q8_0, Q4_K => Q4K, Q5_K => Q5K,
             IQ4_NL => Iq4Nl
         );
-        Kernels { panels, peak_dot: amx::peak_dot, ..VNNI }
+        Kernels { panels, peak_dot: amx::peak_dot, ..FLOATS }
     };
 }

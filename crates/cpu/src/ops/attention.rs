@@ -12,8 +12,9 @@ use super::{OpResult, Step, require, wrong};
 use crate::buffers::{Matrix, Shared};
 use crate::kernels::attention::{AttentionArgs, AttentionScratch, MergeArgs, UNIT_ROWS};
 use crate::kernels::segments::{RowStates, SEGMENT_KEYS};
-use crate::pool::{Units, Worker};
+use crate::pool::Worker;
 use crate::scratch::{AttentionPiece, AttentionUnit, Scratch};
+use crate::units::Units;
 
 /// Contexts are split where there are fewer units (of all key heads) for each thread, so that threads end at the same time.
 const ENOUGH_UNITS: usize = 4;

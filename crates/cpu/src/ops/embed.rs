@@ -4,7 +4,7 @@ use baton_backend::quant::dequantize_row;
 use baton_backend::{BackendError, Embed};
 
 use super::{OpResult, Step, require};
-use crate::pool::Units;
+use crate::units::Units;
 
 impl Step<'_> {
     pub(super) fn run_embed(&mut self, op: &Embed) -> OpResult {

@@ -36,7 +36,7 @@ impl Step<'_> {
             product.prepare(worker, |_| {});
             let (output, bias) = shared.get();
             let (mut gate, mut up) = (Tile::new(), Tile::new());
-            while let Some(mut unit) = product.take() {
+            while let Some(mut unit) = product.take(worker) {
                 while let Some(group) = product.group(&unit.panels) {
                     unit.panels.start = group.end;
                     let panels = &matrix.panels[group.clone()];

@@ -25,7 +25,7 @@ pub struct Target {
 pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: &Target) {
     product.prepare(worker, |_| {});
     let mut tile = Tile::new();
-    while let Some(mut unit) = product.take() {
+    while let Some(mut unit) = product.take(worker) {
         while let Some(group) = product.group(&unit.panels) {
             unit.panels.start = group.end;
             let panels = &product.matrix.panels[group];

@@ -4,7 +4,7 @@ use baton_backend::NormOp;
 
 use super::{OpResult, Step, require};
 use crate::buffers::Shared;
-use crate::pool::Units;
+use crate::units::Units;
 
 impl Step<'_> {
     pub(super) fn run_norm(&mut self, op: &NormOp) -> OpResult {

@@ -3,7 +3,8 @@
 //! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A single row is
 //! made ready by every worker for itself: that takes no longer than waiting for another to do it. A unit of phase
 //! two is some panels times some tokens; panels come first in the numbering, so that a worker goes through many panels
-//! with the same tokens in its cache.
+//! with the same tokens in its cache. Each NUMA node has units of the panels that were packed there, and takes others'
+//! only when its own are done.
 
 use std::mem::MaybeUninit;
 
@@ -11,16 +12,19 @@ use baton_backend::{BackendError, BufferId, Norm, WeightFormat};
 
 use super::{Step, require};
 use crate::buffers::Matrix;
-use crate::kernels::Kernels;
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::kernels::rows::NormArgs;
-use crate::pool::{Units, Worker};
+use crate::kernels::{Kernels, SplitKernels};
+use crate::pool::Worker;
 use crate::quantize::{self, ActivationBlock, LANES};
+use crate::units::{NodeUnits, Nodes, Units};
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 use crate::weights::{PackedMatrix, Panel};
 
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 256;
+/// Where rows are split, a multiple of this: whole tiles.
+const SPLIT_TOKENS: usize = 16;
 /// Float activations of a unit's tokens should stay in the second-level cache.
 const CHUNK_BYTES: usize = 640 << 10;
 /// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are
@@ -66,6 +70,8 @@ pub struct Product<'a> {
     floats: Matrix,
     /// Rows have to be written to `floats`.
     copies_floats: bool,
+    /// Rows for float parts are split there, always: never over the model's own buffers.
+    split: Option<SplitKernels>,
     /// One row a worker.
     rows: Matrix,
     /// Each worker has made the only row ready in `rows` and its own blocks.
@@ -74,10 +80,10 @@ pub struct Product<'a> {
     chunk: usize,
     num_panels: usize,
     panels_per_unit: usize,
-    num_panel_units: usize,
+    nodes: &'a Nodes,
     rows_per_unit: usize,
     row_units: Units,
-    units: Units,
+    units: NodeUnits,
 }
 
 // SAFETY: the pointers are to buffers of the backend, which outlive the op; writers are told apart by units (rows in
@@ -121,7 +127,9 @@ impl<'a> Product<'a> {
         }
         let norm = input.norm.map(|norm| step.norm_args(&norm, cols)).transpose()?;
         let scratch = &step.backend.scratch;
-        let copies_floats = matrix.has_floats && (norm.is_some() || input.gather.is_some() || input.in_place);
+        let split = step.backend.kernels.split.filter(|_| matrix.has_floats && matrix.can_split);
+        let copies_floats = matrix.has_floats
+            && (split.is_some() || norm.is_some() || input.gather.is_some() || input.in_place);
         let floats = if copies_floats {
             let all = scratch.floats.matrix();
             all.reshaped(num_tokens, cols)
@@ -133,7 +141,8 @@ impl<'a> Product<'a> {
         let is_private = num_tokens == 1 && num_threads > 1 && !input.in_place;
         // Panels of floats read whole rows at once, those of quants a section of each row at a time.
         let chunk = if matrix.has_floats {
-            (CHUNK_BYTES / (4 * cols).max(1)).clamp(LANES, MAX_CHUNK) / LANES * LANES
+            let whole = if split.is_some() { SPLIT_TOKENS } else { LANES };
+            (CHUNK_BYTES / (4 * cols).max(1)).clamp(whole, MAX_CHUNK) / whole * whole
         } else {
             MAX_CHUNK
         };
@@ -144,7 +153,11 @@ impl<'a> Product<'a> {
         if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
             panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
         }
-        let num_panel_units = num_panels.div_ceil(panels_per_unit);
+        let nodes = step.backend.pool.nodes();
+        let units = NodeUnits::new(nodes, |node| {
+            let share = matrix.share(nodes, node, num_panels);
+            num_chunks * share.num_ranges * share.first.len().div_ceil(panels_per_unit)
+        });
         let rows_per_unit = if num_tokens >= GROUPED_ROWS * num_threads { LANES } else { 1 };
         Ok(Self {
             kernels: step.backend.kernels,
@@ -158,16 +171,17 @@ impl<'a> Product<'a> {
             lanes: quantize::lanes(num_tokens),
             floats,
             copies_floats,
+            split,
             rows: scratch.rows.matrix(),
             is_private,
             private_blocks: scratch.private_blocks(),
             chunk,
             num_panels,
             panels_per_unit,
-            num_panel_units,
+            nodes,
             rows_per_unit,
             row_units: Units::new(num_tokens.div_ceil(rows_per_unit)),
-            units: Units::new(num_panel_units * num_chunks),
+            units,
         })
     }
 
@@ -192,21 +206,23 @@ impl<'a> Product<'a> {
 
     fn prepare_row(&self, worker: usize, row: usize) {
         let mut source = self.input.row(self.gather.map_or(row, |gather| gather[row] as usize)).cast_const();
+        let shared = self.copies_floats && !self.is_private;
+        let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
         // SAFETY: rows have `cols` values (checked in `new`); the targets are this row's of `floats` and `blocks` and
         // this worker's of `rows`, which nobody else writes.
         unsafe {
             if let Some(norm) = &self.norm {
-                let shared = self.copies_floats && !self.is_private;
-                let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
                 (self.kernels.norm_row)(source, self.cols, norm, target, false);
                 source = target;
-            } else if self.copies_floats {
-                let target = if self.is_private { self.rows.row(worker) } else { self.floats.row(row) };
+            } else if self.copies_floats && self.split.is_none() {
                 std::ptr::copy_nonoverlapping(source, target, self.cols);
             }
             if self.matrix.has_quants {
                 let first = quantize::first_block(row, self.lanes, self.cols / BLOCK);
                 (self.kernels.quantize_row)(source, self.cols, self.blocks(worker).add(first), self.lanes);
+            }
+            if let Some(split) = &self.split {
+                (split.split_row)(source, self.cols, target);
             }
         }
     }
@@ -221,16 +237,26 @@ impl<'a> Product<'a> {
     }
 
     /// The next piece of phase two.
-    pub fn take(&self) -> Option<ProductUnit> {
-        let unit = self.units.take()?;
-        let (chunk, group) = (unit / self.num_panel_units, unit % self.num_panel_units);
-        let first_panel = group * self.panels_per_unit;
+    pub fn take(&self, worker: &Worker<'_>) -> Option<ProductUnit> {
+        let (node, unit) = self.units.take(worker)?;
+        Some(self.unit(node, unit))
+    }
+
+    /// What a unit of a node's share is.
+    fn unit(&self, node: usize, unit: usize) -> ProductUnit {
+        let share = self.matrix.share(self.nodes, node, self.num_panels);
+        let units_per_range = share.first.len().div_ceil(self.panels_per_unit);
+        let units_per_chunk = share.num_ranges * units_per_range;
+        let (chunk, group) = (unit / units_per_chunk, unit % units_per_chunk);
+        let (range, group) = (group / units_per_range, group % units_per_range);
+        let first_panel = share.first.start + group * self.panels_per_unit;
+        let last_panel = (first_panel + self.panels_per_unit).min(share.first.end);
         let first_token = chunk * self.chunk;
-        Some(ProductUnit {
-            panels: first_panel..(first_panel + self.panels_per_unit).min(self.num_panels),
+        ProductUnit {
+            panels: range * share.period + first_panel..range * share.period + last_panel,
             first_token,
             num_tokens: self.chunk.min(self.num_tokens - first_token),
-        })
+        }
     }
 
     /// The next panels of a unit that can be multiplied together: a few neighbours of one part.
@@ -274,8 +300,106 @@ impl<'a> Product<'a> {
             }),
             target_stride: target.map_or(0, |(target, _)| 4 * target.cols),
         };
+        let kernel = self.split.and_then(|split| split.panel(format));
+        let kernel = kernel.unwrap_or_else(|| self.kernels.panel(format));
         // SAFETY: the panels follow each other in their part and have `cols` columns, all rows are ready (the barrier),
         // the tile has room for a chunk of a whole group, and the kernels are those of this processor.
-        unsafe { self.kernels.panel(format)(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
+        unsafe { kernel(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_backend::testing::{Random, random_tensor};
+    use baton_backend::{Backend, StepInput, StepLimits, StepOutput, Tensor, WeightUse};
+
+    use super::*;
+    use crate::backend::{CpuBackend, CpuOptions};
+    use crate::pool::Pool;
+
+    const COLS: usize = 64;
+    const MAX_TOKENS: usize = 600;
+
+    /// A backend whose workers are said to run on these nodes, with the weight and its input.
+    fn backend(nodes: &[usize], parts: &[Tensor]) -> (CpuBackend, BufferId) {
+        let options = CpuOptions { threads: Some(nodes.len()), ..CpuOptions::default() };
+        let mut backend = CpuBackend::new(options).expect("starts");
+        backend.pool = Pool::with_nodes(nodes).expect("threads");
+        let limits = StepLimits {
+            max_tokens: MAX_TOKENS,
+            max_seqs: 1,
+            max_logit_rows: 1,
+            max_samples: 1,
+            max_model_len: MAX_TOKENS,
+            vocab_size: 1,
+        };
+        backend.set_limits(&limits).expect("limits");
+        backend.load_weight(parts, WeightUse::Linear).expect("loads");
+        let input = backend.create_buffer(MAX_TOKENS, COLS).expect("creates");
+        (backend, input)
+    }
+
+    /// The node of each panel in a product that walks over `1 / halves` of them, after checking that the units of all nodes
+    /// are every panel with every token once.
+    fn nodes_of_panels(nodes: &[usize], parts: &[Tensor], num_tokens: usize, halves: usize) -> Vec<usize> {
+        let (mut backend, buffer) = backend(nodes, parts);
+        let (step_input, mut output) = (StepInput::default(), StepOutput::default());
+        let step = Step::new(&mut backend, &step_input, &mut output);
+        let input = ProductInput { buffer, norm: None, gather: None, num_tokens, in_place: false };
+        let matrix = step.backend.weights[0].packed.as_ref().expect("packed");
+        let num_panels = matrix.panels.len() / halves;
+        let product = Product::new(&step, &input, matrix, COLS, num_panels).expect("valid");
+        let mut times = vec![0; num_panels * num_tokens];
+        let mut node_of = vec![usize::MAX; num_panels];
+        for node in 0..step.backend.pool.nodes().num_nodes() {
+            let mut last_token = 0;
+            for number in 0..product.units.len_of(node) {
+                let unit = product.unit(node, number);
+                assert!(!unit.panels.is_empty() && unit.first_token >= last_token, "panels come first");
+                last_token = unit.first_token;
+                for panel in unit.panels {
+                    assert!(node_of[panel] == usize::MAX || node_of[panel] == node, "panel {panel}");
+                    node_of[panel] = node;
+                    for token in unit.first_token..unit.first_token + unit.num_tokens {
+                        times[panel * num_tokens + token] += 1;
+                    }
+                }
+            }
+        }
+        assert!(times.iter().all(|&times| times == 1), "{num_tokens} tokens on {nodes:?}");
+        node_of
+    }
+
+    #[test]
+    fn panels_are_multiplied_where_they_were_packed() {
+        let mut random = Random::new(3);
+        let mut tensor = |format, rows| random_tensor(format, rows, COLS, 1.0, &mut random);
+        let cases = [
+            vec![tensor(WeightFormat::Q8_0, 960)],
+            vec![
+                tensor(WeightFormat::BF16, 16),
+                tensor(WeightFormat::Q4_0, 500),
+                tensor(WeightFormat::Q8_0, 300),
+            ],
+            // An odd number of rows does not pair.
+            vec![tensor(WeightFormat::F16, 400), tensor(WeightFormat::F16, 33)],
+            vec![tensor(WeightFormat::Q8_0, 2)],
+        ];
+        for (parts, nodes) in cases.iter().flat_map(|parts| {
+            [&[0, 0][..], &[0, 1], &[1, 0, 0, 1], &[0, 0, 0, 4], &[0, 1, 2, 3, 4]].map(|nodes| (parts, nodes))
+        }) {
+            let (backend, _) = backend(nodes, parts);
+            let matrix = backend.weights[0].packed.as_ref().expect("packed");
+            let packed_on: Vec<usize> = matrix.nodes_of_panels(&backend.pool);
+            let rows: usize = parts.iter().map(Tensor::rows).sum();
+            for num_tokens in [1, 7, MAX_TOKENS] {
+                assert_eq!(nodes_of_panels(nodes, parts, num_tokens, 1), packed_on, "plain on {nodes:?}");
+                if rows.is_multiple_of(2) {
+                    let pairs = nodes_of_panels(nodes, parts, num_tokens, 2);
+                    let (gate, up) = packed_on.split_at(pairs.len());
+                    assert_eq!((gate, up), (&pairs[..], &pairs[..]), "gated on {nodes:?}");
+                }
+            }
+        }
     }
 }

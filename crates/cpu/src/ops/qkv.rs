@@ -12,7 +12,7 @@ use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
 use crate::kernels::rows::{Epilogue, NormArgs};
 use crate::kv::KvLayer;
-use crate::pool::Units;
+use crate::units::Units;
 use crate::weights::Panel;
 
 /// What the second and third phase need.
@@ -158,7 +158,7 @@ impl Step<'_> {
                 }
             });
             let mut tile = Tile::new();
-            while let Some(mut unit) = product.take() {
+            while let Some(mut unit) = product.take(worker) {
                 while let Some(group) = product.group(&unit.panels) {
                     unit.panels.start = group.end;
                     let panels = &matrix.panels[group];

@@ -5,8 +5,8 @@ use baton_backend::sampling::{push_sampled, sample_row};
 
 use super::{OpResult, Step, require};
 use crate::buffers::Shared;
-use crate::pool::Units;
 use crate::scratch::Draw;
+use crate::units::Units;
 
 impl Step<'_> {
     pub(super) fn run_sample(&mut self, logits: BufferId) -> OpResult {

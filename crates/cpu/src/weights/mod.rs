@@ -5,9 +5,12 @@
 pub mod formats;
 mod pack;
 
-use baton_backend::{BackendError, Tensor, WeightUse};
+use std::ops::Range;
 
-use crate::pool::Pool;
+use baton_backend::{BackendError, Tensor, WeightFormat, WeightUse};
+
+use crate::pool::{Pool, Worker};
+use crate::units::{NodeUnits, Nodes};
 pub use pack::PackedPart;
 
 /// Sixteen rows (or fewer, at the end of a part) of a weight.
@@ -21,6 +24,17 @@ pub struct Panel {
     pub num_rows: u32,
 }
 
+/// Columns come in groups of as many where rows are split: see `kernels::amx::bf16`.
+const SPLIT_COLS: usize = 32;
+
+/// The panels of one NUMA node: `num_ranges` ranges, each `period` after the one before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PanelShare {
+    pub first: Range<usize>,
+    pub period: usize,
+    pub num_ranges: usize,
+}
+
 /// A matrix that `linear` and its kin can multiply with.
 #[derive(Debug)]
 pub struct PackedMatrix {
@@ -28,8 +42,13 @@ pub struct PackedMatrix {
     /// In the order of rows. Where the number of rows is even, the panels of the second half lie in it exactly as
     /// those of the first half do, so that gate and up rows pair.
     pub panels: Vec<Panel>,
+    /// The number of rows is even.
+    has_halves: bool,
     pub has_floats: bool,
     pub has_quants: bool,
+    /// All float parts may be multiplied with rows that were split in two bf16. One answer for the whole matrix: its rows are
+    /// made ready once.
+    pub can_split: bool,
 }
 
 /// One loaded weight.
@@ -87,7 +106,16 @@ impl Weight {
 
 impl PackedMatrix {
     fn new(tensors: &[(usize, Tensor)], rows: usize, pool: &Pool) -> Result<Self, BackendError> {
-        let mut matrix = Self { parts: Vec::new(), panels: Vec::new(), has_floats: false, has_quants: false };
+        let cols = tensors.first().map_or(0, |(_, tensor)| tensor.cols());
+        let mut matrix = Self {
+            parts: Vec::new(),
+            panels: Vec::new(),
+            has_halves: rows.is_multiple_of(2),
+            has_floats: false,
+            has_quants: false,
+            can_split: cols.is_multiple_of(SPLIT_COLS),
+        };
+        let mut slices = Vec::new();
         let cuts = cuts(tensors, rows);
         for (first, tensor) in tensors {
             let inner = cuts.iter().copied().filter(|cut| (*first..first + tensor.rows()).contains(cut));
@@ -96,14 +124,62 @@ impl PackedMatrix {
             for pair in starts.windows(2) {
                 let slice =
                     tensor.slice_rows(pair[0] - first..pair[1] - first).expect("cuts lie within the tensor");
-                matrix.push(&slice, pair[0], pool)?;
+                matrix.push(&slice, pair[0])?;
+                slices.push(slice);
             }
         }
+        matrix.for_each_panel(pool, |_, panel| {
+            let Panel { part, index, .. } = matrix.panels[panel];
+            // SAFETY: the panels are different ones.
+            unsafe { matrix.parts[part as usize].pack_panel(&slices[part as usize], index as usize) };
+        });
         Ok(matrix)
     }
 
-    fn push(&mut self, tensor: &Tensor, row: usize, pool: &Pool) -> Result<(), BackendError> {
-        let part = PackedPart::new(tensor, pool)?;
+    /// Panels before those that pair with the first ones.
+    fn period(&self) -> usize {
+        if self.has_halves { self.panels.len() / 2 } else { self.panels.len() }
+    }
+
+    /// The panels of a node among the first `num_panels`, as a first range and the distance to a next one of the same
+    /// length, if there is one. Panels that pair have the same node, so a node's panels are the same whether all
+    /// are walked over or pairs.
+    pub fn share(&self, nodes: &Nodes, node: usize, num_panels: usize) -> PanelShare {
+        let period = if nodes.num_nodes() == 1 { num_panels } else { self.period().min(num_panels) };
+        PanelShare { first: nodes.share(node, period), period, num_ranges: num_panels / period.max(1) }
+    }
+
+    /// Runs `work` once for each panel, on a worker of the node that [`Self::share`] gives it to.
+    fn for_each_panel(&self, pool: &Pool, work: impl Fn(&Worker<'_>, usize) + Sync) {
+        let share = |node| self.share(pool.nodes(), node, self.panels.len());
+        let units = NodeUnits::new(pool.nodes(), |node| share(node).first.len());
+        pool.run(&|worker| {
+            let share = share(worker.node);
+            while let Some(unit) = units.take_own(worker) {
+                for range in 0..share.num_ranges {
+                    work(worker, range * share.period + share.first.start + unit);
+                }
+            }
+        });
+    }
+
+    /// The node whose worker packs each panel.
+    #[cfg(test)]
+    pub fn nodes_of_panels(&self, pool: &Pool) -> Vec<usize> {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let nodes: Vec<AtomicUsize> = self.panels.iter().map(|_| AtomicUsize::new(usize::MAX)).collect();
+        self.for_each_panel(pool, |worker, panel| {
+            assert_eq!(
+                nodes[panel].swap(worker.node, Ordering::Relaxed),
+                usize::MAX,
+                "panel {panel} is packed twice"
+            );
+        });
+        nodes.into_iter().map(AtomicUsize::into_inner).collect()
+    }
+
+    fn push(&mut self, tensor: &Tensor, row: usize) -> Result<(), BackendError> {
+        let part = PackedPart::new(tensor)?;
         for index in 0..part.num_panels() {
             let first = index * formats::PANEL_ROWS;
             self.panels.push(Panel {
@@ -115,6 +191,7 @@ impl PackedMatrix {
         }
         if tensor.format().is_float() {
             self.has_floats = true;
+            self.can_split &= tensor.format() != WeightFormat::F32;
         } else {
             self.has_quants = true;
         }

@@ -7,7 +7,6 @@ use baton_backend::{BackendError, Tensor, WeightFormat};
 
 use super::formats::{BLOCK, OpenBlock, PANEL_ROWS, Planes, QuantLayout, Scales};
 use crate::memory::AlignedBytes;
-use crate::pool::{Pool, Units};
 
 /// Rows of one format, packed.
 #[derive(Debug)]
@@ -22,8 +21,8 @@ pub struct PackedPart {
 }
 
 impl PackedPart {
-    /// Packs on all threads of the pool. The number of columns is whole blocks: `Tensor` has checked it.
-    pub fn new(tensor: &Tensor, pool: &Pool) -> Result<Self, BackendError> {
+    /// Room for a tensor, untouched. The number of columns is whole blocks: `Tensor` has checked it.
+    pub fn new(tensor: &Tensor) -> Result<Self, BackendError> {
         let (format, rows, cols) = (tensor.format(), tensor.rows(), tensor.cols());
         let too_large = || BackendError::Unsupported {
             what: format!("a weight of {rows} x {cols} values: it is too large"),
@@ -39,7 +38,7 @@ impl PackedPart {
         let quants_per_panel = quants_per_panel.ok_or_else(too_large)?;
         let scales_per_panel = scales_per_panel.ok_or_else(too_large)?;
         let what = "a weight";
-        let part = Self {
+        Ok(Self {
             format,
             rows,
             quants: AlignedBytes::zeroed(
@@ -52,14 +51,7 @@ impl PackedPart {
             )?,
             quants_per_panel,
             scales_per_panel,
-        };
-        let units = Units::new(num_panels);
-        pool.run(&|_| {
-            while let Some(panel) = units.take() {
-                part.pack_panel(tensor, panel);
-            }
-        });
-        Ok(part)
+        })
     }
 
     pub fn num_panels(&self) -> usize {
@@ -84,8 +76,12 @@ impl PackedPart {
         self.quants.len() + self.scales.len()
     }
 
-    fn pack_panel(&self, tensor: &Tensor, panel: usize) {
-        // SAFETY: each panel is packed by the one worker that took its unit, and the ranges of panels are disjoint.
+    /// Fills a panel from the tensor that the part was made for.
+    ///
+    /// # Safety
+    /// Nobody else uses the panel.
+    pub unsafe fn pack_panel(&self, tensor: &Tensor, panel: usize) {
+        // SAFETY: the caller has the panel to itself, and the ranges of panels are disjoint.
         let (quants, scales) = unsafe {
             (
                 std::slice::from_raw_parts_mut(self.panel_quants(panel).cast_mut(), self.quants_per_panel),

@@ -39,7 +39,7 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
 
 /// What as many threads as the backend uses can do at best.
 fn cpu_limits(threads: Option<usize>) -> Result<KernelLimits> {
-    let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    let threads = threads.unwrap_or_else(|| baton_cpu::Machine::read().default_threads());
     let peaks = baton_cpu::Peaks::measure(None, threads)?;
     Ok(KernelLimits {
         memory_gb_per_s: Some(baton_bench::memory_gb_per_s(threads)),
