@@ -54,6 +54,9 @@ pub struct KernelLimits {
     pub dot_gmac_per_s: Option<f64>,
     /// Multiply-adds of f32: of float weights and attention.
     pub fma_gmac_per_s: Option<f64>,
+    /// Multiply-adds of bf16 in tiles, where there are any: a value of a product with a bf16 weight takes two of them, with an
+    /// f16 weight three.
+    pub bf16_gmac_per_s: Option<f64>,
 }
 
 /// All that was measured.
@@ -215,12 +218,19 @@ impl KernelLimits {
             memory_gb_per_s: higher(self.memory_gb_per_s, other.memory_gb_per_s),
             dot_gmac_per_s: higher(self.dot_gmac_per_s, other.dot_gmac_per_s),
             fma_gmac_per_s: higher(self.fma_gmac_per_s, other.fma_gmac_per_s),
+            bf16_gmac_per_s: higher(self.bf16_gmac_per_s, other.bf16_gmac_per_s),
         }
     }
 
     /// Of the products of a format.
     fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
-        if format.is_float() { self.fma_gmac_per_s } else { self.dot_gmac_per_s }
+        let in_tiles = |count: f64| self.bf16_gmac_per_s.map(|limit| limit / count).or(self.fma_gmac_per_s);
+        match format {
+            WeightFormat::F32 => self.fma_gmac_per_s,
+            WeightFormat::BF16 => in_tiles(2.0),
+            WeightFormat::F16 => in_tiles(3.0),
+            _ => self.dot_gmac_per_s,
+        }
     }
 }
 
@@ -233,6 +243,11 @@ pub fn kernels_table(result: &KernelsResult) -> String {
         (limits.memory_gb_per_s, "GB/s", "read from memory: the limit of decodes"),
         (limits.dot_gmac_per_s, "GMAC/s", "of bytes: the limit of quantised weights"),
         (limits.fma_gmac_per_s, "GMAC/s", "of f32: the limit of float weights and of attention"),
+        (
+            limits.bf16_gmac_per_s,
+            "GMAC/s",
+            "of bf16 in tiles: twice the limit of bf16 weights, three times that of f16",
+        ),
     ] {
         if let Some(limit) = limit {
             let _ = writeln!(text, "{limit:>8.1} {unit} {what}");
@@ -307,6 +322,7 @@ pub fn kernels_json(result: &KernelsResult) -> Map<String, Value> {
     map.insert("memory_gb_per_s".to_owned(), json!(limits.memory_gb_per_s));
     map.insert("dot_gmac_per_s".to_owned(), json!(limits.dot_gmac_per_s));
     map.insert("fma_gmac_per_s".to_owned(), json!(limits.fma_gmac_per_s));
+    map.insert("bf16_gmac_per_s".to_owned(), json!(limits.bf16_gmac_per_s));
     map.insert("kernels".to_owned(), result.products.iter().map(one).collect());
     map.insert("attention".to_owned(), result.attention.iter().map(attention).collect());
     map
@@ -325,6 +341,7 @@ mod tests {
                 memory_gb_per_s: Some(20.0),
                 dot_gmac_per_s: Some(600.0),
                 fma_gmac_per_s: Some(150.0),
+                bf16_gmac_per_s: None,
             },
             formats: vec![WeightFormat::Q8_0, WeightFormat::Q4_K],
             kv_dtypes: vec![KvDtype::F16, KvDtype::Int8],

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use baton_backend::{Backend, MockBackend, MockOptions};
 use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
-use baton_cpu::{CpuBackend, CpuOptions};
+use baton_cpu::{CpuBackend, CpuOptions, Machine};
 use baton_cuda::{CudaBackend, CudaOptions};
 use baton_engine::Engine;
 use baton_grammar::GrammarCompiler;
@@ -74,7 +74,11 @@ pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
         DeviceArg::Cuda(ordinal) => cuda(ordinal),
         DeviceArg::Auto if CudaBackend::probe().is_ok() => cuda(0),
         DeviceArg::Auto | DeviceArg::Cpu => {
-            let options = CpuOptions { threads: args.threads, ..CpuOptions::default() };
+            let all = Machine::read().default_threads();
+            let threads = args.threads.unwrap_or(all);
+            // Threads for all cores are bound to them, so that each finds its weights on its own NUMA node. Fewer are the system's
+            // to place: two servers must not meet on the same cores.
+            let options = CpuOptions { threads: Some(threads), pin: threads == all, ..CpuOptions::default() };
             Ok(Box::new(CpuBackend::new(options)?))
         }
     }

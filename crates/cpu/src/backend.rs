@@ -150,7 +150,7 @@ impl Backend for CpuBackend {
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
         let id = WeightId(Self::handle(self.weights.len(), "weights")?);
-        let weight = Weight::load(parts, usage, &self.pool)?;
+        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), &self.pool)?;
         if let Some(packed) = &weight.packed {
             self.scratch.add_weight(weight.cols, packed.has_floats)?;
         }

@@ -7,6 +7,7 @@ use baton_core::TokenLogprob;
 use crate::buffers::Buffer;
 use crate::kernels::attention::{AttentionScratch, UNIT_ROWS};
 use crate::memory::AlignedBytes;
+use crate::ops::product::SPLIT_TOKENS;
 use crate::quantize::{self, ActivationBlock};
 use crate::weights::formats::BLOCK;
 
@@ -119,7 +120,9 @@ impl Scratch {
         if bytes > self.blocks.len() {
             self.blocks = AlignedBytes::zeroed(bytes, what)?;
         }
-        let floats = self.max_rows.checked_mul(self.max_float_cols).ok_or_else(too_large)?;
+        // Whole tiles, where rows are split.
+        let rows = self.max_rows.checked_next_multiple_of(SPLIT_TOKENS);
+        let floats = rows.and_then(|rows| rows.checked_mul(self.max_float_cols)).ok_or_else(too_large)?;
         self.floats.reserve(floats, what)?;
         if self.max_cols > self.rows.matrix().cols {
             let cols = self.max_cols.next_multiple_of(BLOCK);

@@ -41,6 +41,9 @@ pub struct PanelArgs {
     /// `[tokens][stride]`; for float panels.
     pub floats: *const f32,
     pub stride: usize,
+    /// Tiles of tokens that `floats` has where rows are split, zero for a single row: see `kernels::amx::bf16`.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others do not split.
+    pub split_tiles: usize,
     /// Floats between the results of two panels.
     pub out_stride: usize,
     /// Where the first result of the first of all tokens will go in the end, and the bytes from there to the next token's:

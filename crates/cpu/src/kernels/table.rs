@@ -44,13 +44,16 @@ pub struct Kernels {
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
 }
 
-/// Products with rows that were split in two bf16 before. Only for matrices that can have all their float parts
-/// multiplied so: see [`PackedMatrix::can_split`](crate::weights::PackedMatrix).
+/// Products with rows that were split in two bf16 before, for matrices that were packed for it: see
+/// [`PackedMatrix::is_split`](crate::weights::PackedMatrix).
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
 pub struct SplitKernels {
-    /// `(x, len, out)`.
-    pub split_row: unsafe fn(*const f32, usize, *mut f32),
+    /// Around the calls of the panels' kernels, on each thread.
+    pub begin: unsafe fn(),
+    pub end: unsafe fn(),
+    /// `(x, len, out, row, tiles)`.
+    pub split_row: unsafe fn(*const f32, usize, *mut f32, usize, usize),
     f16: PanelKernel,
     bf16: PanelKernel,
     /// Multiply-adds that some rounds of products of bf16 were.
@@ -315,6 +318,8 @@ mod amx_table {
     /// Tiles for float weights alone.
     pub const FLOATS: Kernels = Kernels {
         split: Some(SplitKernels {
+            begin: bf16::begin,
+            end: bf16::end,
             split_row: bf16::split_row,
             f16: bf16::panels::<bf16::F16>,
             bf16: bf16::panels::<bf16::Bf16>,

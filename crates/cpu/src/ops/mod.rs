@@ -8,7 +8,7 @@ mod gated;
 mod linear;
 mod logits;
 mod norm;
-mod product;
+pub mod product;
 mod qkv;
 mod sample;
 

@@ -24,7 +24,7 @@ use crate::weights::{PackedMatrix, Panel};
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 256;
 /// Where rows are split, a multiple of this: whole tiles.
-const SPLIT_TOKENS: usize = 16;
+pub const SPLIT_TOKENS: usize = 16;
 /// Float activations of a unit's tokens should stay in the second-level cache.
 const CHUNK_BYTES: usize = 640 << 10;
 /// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are
@@ -70,7 +70,7 @@ pub struct Product<'a> {
     floats: Matrix,
     /// Rows have to be written to `floats`.
     copies_floats: bool,
-    /// Rows for float parts are split there, always: never over the model's own buffers.
+    /// Rows are split there, and nothing else is done with them.
     split: Option<SplitKernels>,
     /// One row a worker.
     rows: Matrix,
@@ -127,13 +127,13 @@ impl<'a> Product<'a> {
         }
         let norm = input.norm.map(|norm| step.norm_args(&norm, cols)).transpose()?;
         let scratch = &step.backend.scratch;
-        let split = step.backend.kernels.split.filter(|_| matrix.has_floats && matrix.can_split);
+        let split = step.backend.kernels.split.filter(|_| matrix.is_split);
         let copies_floats = matrix.has_floats
             && (split.is_some() || norm.is_some() || input.gather.is_some() || input.in_place);
         let floats = if copies_floats {
             let all = scratch.floats.matrix();
-            all.reshaped(num_tokens, cols)
-                .expect("the scratch holds the largest step of the widest float weight")
+            let rows = if split.is_some() { num_tokens.next_multiple_of(SPLIT_TOKENS) } else { num_tokens };
+            all.reshaped(rows, cols).expect("the scratch holds the largest step of the widest float weight")
         } else {
             source
         };
@@ -187,6 +187,10 @@ impl<'a> Product<'a> {
 
     /// Phase one: makes all rows ready. `also` is run for each row by the same worker.
     pub fn prepare(&self, worker: &Worker<'_>, also: impl Fn(usize)) {
+        if let Some(split) = &self.split {
+            // SAFETY: the kernels are those of this processor; `take` ends it.
+            unsafe { (split.begin)() };
+        }
         if self.is_private {
             self.prepare_row(worker.index, 0);
             if worker.index == 0 {
@@ -206,7 +210,7 @@ impl<'a> Product<'a> {
 
     fn prepare_row(&self, worker: usize, row: usize) {
         let mut source = self.input.row(self.gather.map_or(row, |gather| gather[row] as usize)).cast_const();
-        let shared = self.copies_floats && !self.is_private;
+        let shared = self.copies_floats && !self.is_private && self.split.is_none();
         let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
         // SAFETY: rows have `cols` values (checked in `new`); the targets are this row's of `floats` and `blocks` and
         // this worker's of `rows`, which nobody else writes.
@@ -222,9 +226,15 @@ impl<'a> Product<'a> {
                 (self.kernels.quantize_row)(source, self.cols, self.blocks(worker).add(first), self.lanes);
             }
             if let Some(split) = &self.split {
-                (split.split_row)(source, self.cols, target);
+                let out = if self.is_private { target } else { self.floats.row(0) };
+                (split.split_row)(source, self.cols, out, row, self.split_tiles());
             }
         }
+    }
+
+    /// Of the rows that all workers share; none where each has its own.
+    fn split_tiles(&self) -> usize {
+        if self.is_private { 0 } else { self.num_tokens.div_ceil(SPLIT_TOKENS) }
     }
 
     /// The blocks that `worker` reads.
@@ -238,8 +248,12 @@ impl<'a> Product<'a> {
 
     /// The next piece of phase two.
     pub fn take(&self, worker: &Worker<'_>) -> Option<ProductUnit> {
-        let (node, unit) = self.units.take(worker)?;
-        Some(self.unit(node, unit))
+        let taken = self.units.take(worker);
+        if let Some(split) = self.split.filter(|_| taken.is_none()) {
+            // SAFETY: `prepare` began it.
+            unsafe { (split.end)() };
+        }
+        taken.map(|(node, unit)| self.unit(node, unit))
     }
 
     /// What a unit of a node's share is.
@@ -294,6 +308,7 @@ impl<'a> Product<'a> {
                 self.floats.row(0)
             },
             stride: self.floats.cols,
+            split_tiles: self.split_tiles(),
             out_stride: TILE_STRIDE,
             target: target.map_or(std::ptr::null(), |(target, column)| {
                 target.start().wrapping_add(column).cast_const().cast()

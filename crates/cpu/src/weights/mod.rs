@@ -46,9 +46,9 @@ pub struct PackedMatrix {
     has_halves: bool,
     pub has_floats: bool,
     pub has_quants: bool,
-    /// All float parts may be multiplied with rows that were split in two bf16. One answer for the whole matrix: its rows are
-    /// made ready once.
-    pub can_split: bool,
+    /// Floats of 16 bits, packed to be multiplied with rows that were split in two bf16. One answer for the whole matrix: its
+    /// rows are made ready once.
+    pub is_split: bool,
 }
 
 /// One loaded weight.
@@ -62,7 +62,13 @@ pub struct Weight {
 }
 
 impl Weight {
-    pub fn load(parts: &[Tensor], usage: WeightUse, pool: &Pool) -> Result<Self, BackendError> {
+    /// `can_split`: the kernels have products with split rows.
+    pub fn load(
+        parts: &[Tensor],
+        usage: WeightUse,
+        can_split: bool,
+        pool: &Pool,
+    ) -> Result<Self, BackendError> {
         let unsupported = |what: &str| BackendError::Unsupported { what: what.to_owned() };
         let cols = parts.first().ok_or_else(|| unsupported("a weight without parts"))?.cols();
         if parts.iter().any(|part| part.cols() != cols) {
@@ -81,7 +87,7 @@ impl Weight {
         let packed = match usage {
             WeightUse::Embedding => None,
             WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
-                Some(PackedMatrix::new(&tensors, rows, pool)?)
+                Some(PackedMatrix::new(&tensors, rows, can_split, pool)?)
             }
         };
         if usage == WeightUse::Linear {
@@ -105,15 +111,23 @@ impl Weight {
 }
 
 impl PackedMatrix {
-    fn new(tensors: &[(usize, Tensor)], rows: usize, pool: &Pool) -> Result<Self, BackendError> {
-        let cols = tensors.first().map_or(0, |(_, tensor)| tensor.cols());
+    fn new(
+        tensors: &[(usize, Tensor)],
+        rows: usize,
+        can_split: bool,
+        pool: &Pool,
+    ) -> Result<Self, BackendError> {
+        let is_fit = |tensor: &Tensor| {
+            matches!(tensor.format(), WeightFormat::F16 | WeightFormat::BF16)
+                && tensor.cols().is_multiple_of(SPLIT_COLS)
+        };
         let mut matrix = Self {
             parts: Vec::new(),
             panels: Vec::new(),
             has_halves: rows.is_multiple_of(2),
             has_floats: false,
             has_quants: false,
-            can_split: cols.is_multiple_of(SPLIT_COLS),
+            is_split: can_split && tensors.iter().all(|(_, tensor)| is_fit(tensor)),
         };
         let mut slices = Vec::new();
         let cuts = cuts(tensors, rows);
@@ -179,7 +193,7 @@ impl PackedMatrix {
     }
 
     fn push(&mut self, tensor: &Tensor, row: usize) -> Result<(), BackendError> {
-        let part = PackedPart::new(tensor)?;
+        let part = PackedPart::new(tensor, self.is_split)?;
         for index in 0..part.num_panels() {
             let first = index * formats::PANEL_ROWS;
             self.panels.push(Panel {
@@ -191,7 +205,6 @@ impl PackedMatrix {
         }
         if tensor.format().is_float() {
             self.has_floats = true;
-            self.can_split &= tensor.format() != WeightFormat::F32;
         } else {
             self.has_quants = true;
         }
@@ -229,7 +242,7 @@ mod tests {
         for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]]
         {
             let rows: usize = parts.iter().map(Tensor::rows).sum();
-            let weight = Weight::load(&parts, WeightUse::Linear, &pool).expect("loads");
+            let weight = Weight::load(&parts, WeightUse::Linear, false, &pool).expect("loads");
             let panels = weight.packed.expect("packed").panels;
             let (gate, up) = panels.split_at(panels.len() / 2);
             for (gate, up) in gate.iter().zip(up) {
@@ -243,15 +256,16 @@ mod tests {
     fn wrong_parts_are_refused() {
         let pool = Pool::new(1, false).expect("threads");
         let other = Tensor::from_f32(1, 3, &[0.0; 3]).expect("shape");
-        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, &pool).is_err());
-        assert!(Weight::load(&[], WeightUse::Linear, &pool).is_err());
-        assert!(Weight::load(&[floats(0)], WeightUse::Linear, &pool).is_err());
+        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, false, &pool).is_err());
+        assert!(Weight::load(&[], WeightUse::Linear, false, &pool).is_err());
+        assert!(Weight::load(&[floats(0)], WeightUse::Linear, false, &pool).is_err());
     }
 
     #[test]
     fn rows_of_embeddings_are_found() {
         let pool = Pool::new(1, false).expect("threads");
-        let weight = Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, &pool).expect("loads");
+        let weight =
+            Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, false, &pool).expect("loads");
         assert_eq!(weight.tensor_of(2).map(|(_, row)| row), Some(2));
         assert_eq!(weight.tensor_of(5).map(|(_, row)| row), Some(2));
         assert!(weight.tensor_of(7).is_none());

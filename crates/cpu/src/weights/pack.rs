@@ -1,7 +1,7 @@
 //! Repacking of a matrix into panels of 16 rows, in which a vector lane is an output row.
 //!
 //! Quantised: for each panel and 32-block, bit-planes of `[16 rows × 4 k]` groups; the scales lie in a second stream.
-//! Floats: for each panel and k, 16 values of the format. Rows past the end are zero.
+//! Floats: for each panel and k, 16 values of the format, or for each two k 16 pairs (see `kernels::amx::bf16`). Rows past the end are zero.
 
 use baton_backend::{BackendError, Tensor, WeightFormat};
 
@@ -18,11 +18,13 @@ pub struct PackedPart {
     /// Bytes.
     pub quants_per_panel: usize,
     pub scales_per_panel: usize,
+    in_pairs: bool,
 }
 
 impl PackedPart {
     /// Room for a tensor, untouched. The number of columns is whole blocks: `Tensor` has checked it.
-    pub fn new(tensor: &Tensor) -> Result<Self, BackendError> {
+    /// `in_pairs`: floats lie in pairs of k, an even number of them.
+    pub fn new(tensor: &Tensor, in_pairs: bool) -> Result<Self, BackendError> {
         let (format, rows, cols) = (tensor.format(), tensor.rows(), tensor.cols());
         let too_large = || BackendError::Unsupported {
             what: format!("a weight of {rows} x {cols} values: it is too large"),
@@ -51,6 +53,7 @@ impl PackedPart {
             )?,
             quants_per_panel,
             scales_per_panel,
+            in_pairs,
         })
     }
 
@@ -95,7 +98,11 @@ impl PackedPart {
                 let size = self.format.block_bytes();
                 for row in 0..rows {
                     for (k, value) in tensor.row(first + row).chunks_exact(size).enumerate() {
-                        let at = (k * PANEL_ROWS + row) * size;
+                        let at = if self.in_pairs {
+                            (k / 2 * PANEL_ROWS + row) * 2 + k % 2
+                        } else {
+                            k * PANEL_ROWS + row
+                        } * size;
                         quants[at..at + size].copy_from_slice(value);
                     }
                 }

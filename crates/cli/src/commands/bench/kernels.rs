@@ -45,5 +45,6 @@ fn cpu_limits(threads: Option<usize>) -> Result<KernelLimits> {
         memory_gb_per_s: Some(baton_bench::memory_gb_per_s(threads)),
         dot_gmac_per_s: Some(peaks.dot_gmac_per_s),
         fma_gmac_per_s: Some(peaks.fma_gmac_per_s),
+        bf16_gmac_per_s: peaks.bf16_gmac_per_s,
     })
 }

@@ -5,9 +5,14 @@
 //! rest, which leaves 16 bits or more. Rows are split once a product ([`split_row`]); bf16 weights are what they
 //! are; f16 weights are split too, exactly, and of the four products the one of both `lo`s, the smallest, is left out.
 //!
-//! The panels `[k][16]` are opened to `[k / 2][16][2]`, the order that tiles want, some k at a time into the first-level
-//! cache. For each (row, output) the additions are those of k in order, `hi` before `lo`; a tile has as many rows as there
-//! are tokens left, so all numbers of tokens come here and a row's result does not depend on them.
+//! Everything lies as tiles read it, one after the other: tiles that do not come from the first-level cache in this way
+//! are several times slower. Panels are packed in pairs of k, `[k / 2][16 rows][2]`. Split rows are `[blocks of 256 k][tiles of
+//! 16 tokens][groups of 32 k][hi, lo][16 tokens][32 k]`, which is the order of the loops. A single row lies by itself,
+//! `[groups][hi, lo][32 k]`, and is read as 16 rows with no distance between them.
+//!
+//! A tile has always 16 tokens, so all numbers of tokens come here and a row's result does not depend on them; what stands in
+//! the rows past the last token goes to results that nobody reads. For each (row, output) the additions are those of k in
+//! order, `hi` before `lo`.
 //!
 //! # Safety
 //! As in [`super`]; further, the processor has AVX-512 F, BW, DQ and VL.
@@ -17,31 +22,67 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::{Config, TILE_ROWS, configure, release};
+use super::{FULL_CONFIG, TILE_ROWS, configure, release};
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::weights::formats::PANEL_ROWS;
 
 /// Values along k of one instruction; rows are split in groups of as many.
 pub const GROUP: usize = 32;
-/// The most tokens of a tile.
+/// Tokens of a tile.
 pub const TOKENS: usize = TILE_ROWS;
 
-/// Bytes of an opened panel: 256 k of one plane or 128 of two. Three of them are half of the first-level cache.
-const OPENED_BYTES: usize = 8192;
-/// How far ahead of the use weights are asked for: the processor's own prefetching stops at every page.
-const AHEAD: usize = 2048;
+/// Groups of a block of split rows: so many k of three panels are half of the first-level cache.
+const BLOCK_GROUPS: usize = 8;
+/// Bytes of `hi` or `lo` of a row's group.
+const LINE: usize = 2 * GROUP;
+/// Bytes of a tile of either.
+const TILE: usize = TOKENS * LINE;
+/// Bytes of `GROUP` k of a panel.
+const PANEL_GROUP: usize = 2 * GROUP * PANEL_ROWS;
 
-/// `CONFIGS[n]` is for tiles of `n` tokens. Registers 0 to 2 hold sums, 3 and 4 `hi` and `lo` of the tokens, 5 to 7 weights.
-static CONFIGS: [Config; TOKENS + 1] = {
-    let mut configs = [const { Config::new([(0, 0); 8]) }; TOKENS + 1];
-    let mut tokens = 1;
-    while tokens <= TOKENS {
-        let (some, all) = ((tokens, 64), (GROUP / 2, 64));
-        configs[tokens] = Config::new([some, some, some, some, some, all, all, all]);
-        tokens += 1;
+/// Gives the tile registers their shapes. [`end`] undoes it.
+pub unsafe fn begin() {
+    configure(&FULL_CONFIG);
+}
+
+pub unsafe fn end() {
+    release();
+}
+
+/// Where rows of `num_groups` groups are, once split.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    num_groups: usize,
+    /// Of 16 tokens; zero for a single row.
+    num_tiles: usize,
+}
+
+impl Split {
+    /// Bytes from the start to the `hi` of a row's group.
+    fn place(self, row: usize, group: usize) -> usize {
+        if self.num_tiles == 0 {
+            return group * self.group_bytes();
+        }
+        let (block, inner) = (group / BLOCK_GROUPS, group % BLOCK_GROUPS);
+        let groups = BLOCK_GROUPS.min(self.num_groups - block * BLOCK_GROUPS);
+        let tiles = block * BLOCK_GROUPS * self.num_tiles + row / TOKENS * groups + inner;
+        tiles * self.group_bytes() + row % TOKENS * LINE
     }
-    configs
-};
+
+    /// From `hi` to `lo` of a group; from a group to the next.
+    fn low_bytes(self) -> usize {
+        if self.num_tiles == 0 { LINE } else { TILE }
+    }
+
+    fn group_bytes(self) -> usize {
+        2 * self.low_bytes()
+    }
+
+    /// From a row to the next.
+    fn row_bytes(self) -> usize {
+        if self.num_tiles == 0 { 0 } else { LINE }
+    }
+}
 
 /// The nearest bf16 (the even one of two), in the upper halves. What is not a number stays none.
 #[inline]
@@ -67,78 +108,98 @@ fn split(x: __m512) -> (__m512i, __m512i) {
     (hi, round(_mm512_maskz_sub_ps(finite, x, _mm512_castsi512_ps(hi))))
 }
 
-/// Splits a row: each [`GROUP`] of f32 becomes, in as many bytes, all their `hi` and then all their `lo`. `out` may be `x`;
-/// `len` is a multiple of [`GROUP`].
+/// Splits row `row` of `num_tiles` tiles of tokens, or the only one where that is zero, into `out`, which has room for whole
+/// tiles. `len` is a multiple of [`GROUP`].
 #[target_feature(enable = "avx512f,avx512dq")]
-pub unsafe fn split_row(x: *const f32, len: usize, out: *mut f32) {
-    for group in (0..len).step_by(GROUP) {
-        let halves = [_mm512_loadu_ps(x.add(group)), _mm512_loadu_ps(x.add(group + 16))];
-        let to = out.add(group).cast::<u8>();
-        for (i, half) in halves.into_iter().enumerate() {
+pub unsafe fn split_row(x: *const f32, len: usize, out: *mut f32, row: usize, num_tiles: usize) {
+    let places = Split { num_groups: len / GROUP, num_tiles };
+    for group in 0..places.num_groups {
+        let from = x.add(group * GROUP);
+        let to = out.cast::<u8>().add(places.place(row, group));
+        for (i, half) in [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))].into_iter().enumerate() {
             let (hi, lo) = split(half);
             let narrow = |bits| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
             _mm256_storeu_si256(to.add(i * 32).cast(), narrow(hi));
-            _mm256_storeu_si256(to.add(64 + i * 32).cast(), narrow(lo));
+            _mm256_storeu_si256(to.add(places.low_bytes() + i * 32).cast(), narrow(lo));
         }
     }
 }
 
-/// One tile of tokens and some opened panels.
+/// A tile of tokens and some groups of panels.
 #[derive(Debug)]
 pub struct Tile {
-    /// Split rows of the tokens, from the first k of the panels on, and the bytes between two.
-    rows: *const u8,
-    row_stride: usize,
-    /// [`OPENED_BYTES`] each.
+    /// The first group of the tokens, `hi` and `lo`; from a row to the next, from a group to the next.
+    hi: *const u8,
+    lo: *const u8,
+    row_bytes: usize,
+    group_bytes: usize,
+    /// The first group of the first panel, and how far the next panel's is.
     weights: *const u8,
+    panel_bytes: usize,
     num_groups: usize,
-    /// Sums, `[panels][tokens, 16]`, that are added to, and the floats between two panels.
-    out: *mut f32,
-    out_stride: usize,
 }
 
-/// Adds a tile's products. For each panel its registers of sums and of weights, where its weights lie (of `lo` too, if there
-/// are any) and its sums. Neighbouring products have different sums: one takes three times as long as it keeps the
-/// unit busy.
+/// Adds a tile's products to registers 0 to 2. For each panel its registers of sums and of weights, and where its weights'
+/// `lo` lie, if there are any. Neighbouring products have different sums: one takes three times as long as it keeps
+/// the unit busy.
 macro_rules! add_products {
-    ($tile:ident: $($sums:literal += $weights:literal at $at:literal $(and $low:literal)?, $out:ident = $panel:literal;)+) => {
+    ($tile:ident: $($sums:literal += $weights:literal $(and $low:literal)?, $from:ident = $panel:literal;)+) => {
         asm!(
-            $(concat!("tileloadd ", $sums, ", [{", stringify!($out), "} + {line}*1]"),)+
             "2:",
-            "tileloadd tmm3, [{rows} + {row_stride}*1]",
+            "tileloadd tmm3, [{hi} + {row}*1]",
             $(
-                concat!("tileloadd ", $weights, ", [{weights} + {line}*1 + ", $at, "]"),
+                concat!("tileloadd ", $weights, ", [{", stringify!($from), "} + {line}*1]"),
                 concat!("tdpbf16ps ", $sums, ", tmm3, ", $weights),
             )+
-            "tileloadd tmm4, [{rows} + {row_stride}*1 + 64]",
+            "tileloadd tmm4, [{lo} + {row}*1]",
             $(concat!("tdpbf16ps ", $sums, ", tmm4, ", $weights),)+
             $($(
-                concat!("tileloadd ", $weights, ", [{weights} + {line}*1 + ", $low, "]"),
+                concat!("tileloadd ", $weights, ", [{", stringify!($from), "} + {line}*1 + ", $low, "]"),
                 concat!("tdpbf16ps ", $sums, ", tmm3, ", $weights),
             )?)+
-            "add {rows}, 128",
-            "add {weights}, 1024",
+            "add {hi}, {group}",
+            "add {lo}, {group}",
+            $(concat!("add {", stringify!($from), "}, 1024"),)+
             "dec {num_groups}",
             "jnz 2b",
-            $(concat!("tilestored [{", stringify!($out), "} + {line}*1], ", $sums),)+
-            rows = inout(reg) $tile.rows => _,
-            row_stride = in(reg) $tile.row_stride,
-            weights = inout(reg) $tile.weights => _,
+            hi = inout(reg) $tile.hi => _,
+            lo = inout(reg) $tile.lo => _,
+            row = in(reg) $tile.row_bytes,
+            group = in(reg) $tile.group_bytes,
             num_groups = inout(reg) $tile.num_groups => _,
             line = in(reg) 64usize,
-            $($out = in(reg) $tile.out.add($panel * $tile.out_stride),)+
+            $($from = inout(reg) $tile.weights.add($panel * $tile.panel_bytes) => _,)+
             options(nostack),
         )
     };
 }
 
-/// A format of weights.
+const _: () = assert!(LINE == 64 && PANEL_GROUP == 1024 && MAX_PANELS == 3, "written out above and below");
+
+/// Loads or stores the sums of one panel: 16 tokens by 16 rows.
+macro_rules! move_sums {
+    (load $register:literal from $at:expr) => {
+        asm!(concat!("tileloadd ", $register, ", [{at} + {line}*1]"), at = in(reg) $at, line = in(reg) 64usize,
+            options(nostack, readonly, preserves_flags))
+    };
+    (store $register:literal to $at:expr) => {
+        asm!(concat!("tilestored [{at} + {line}*1], ", $register), at = in(reg) $at, line = in(reg) 64usize,
+            options(nostack, preserves_flags))
+    };
+}
+
+/// A format of weights, packed in pairs.
 pub trait Weights: 'static {
-    /// k that are opened at once.
-    const CHUNK: usize;
-    /// Opens `num_k` k of a panel, an even number, at most [`Self::CHUNK`].
-    unsafe fn open(from: *const u8, num_k: usize, to: *mut u8);
-    /// Adds the products of `num_panels` panels.
+    /// Groups that are opened at once: a part of [`BLOCK_GROUPS`].
+    const GROUPS: usize;
+    /// Where `GROUPS` groups of a panel can be read, once opened to `to` if that is needed, and how far the next panel's are.
+    unsafe fn open(
+        from: *const u8,
+        panel_bytes: usize,
+        num_groups: usize,
+        num_panels: usize,
+        to: *mut u8,
+    ) -> (*const u8, usize);
     unsafe fn multiply(tile: &Tile, num_panels: usize);
 }
 
@@ -147,81 +208,85 @@ pub struct Bf16;
 #[derive(Debug)]
 pub struct F16;
 
-const _: () = assert!(OPENED_BYTES == 8192 && MAX_PANELS == 3, "written out below");
-
 impl Weights for Bf16 {
-    const CHUNK: usize = OPENED_BYTES / (2 * PANEL_ROWS);
+    const GROUPS: usize = BLOCK_GROUPS;
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn open(from: *const u8, num_k: usize, to: *mut u8) {
-        // Word `2 row + i` is word `row` of line `i`.
-        let lanes = _mm512_set_epi16(
-            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
-            18, 2, 17, 1, 16, 0,
-        );
-        for at in (0..num_k * PANEL_ROWS * 2).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + AHEAD).cast());
-            let pair = _mm512_loadu_si512(from.add(at).cast());
-            _mm512_store_si512(to.add(at).cast(), _mm512_permutexvar_epi16(lanes, pair));
-        }
+    #[inline(always)]
+    unsafe fn open(
+        from: *const u8,
+        panel_bytes: usize,
+        _: usize,
+        _: usize,
+        _: *mut u8,
+    ) -> (*const u8, usize) {
+        (from, panel_bytes)
     }
 
     #[inline(always)]
     unsafe fn multiply(tile: &Tile, num_panels: usize) {
         match num_panels {
             1 => add_products!(tile:
-                "tmm0" += "tmm5" at "0", out0 = 0;
+                "tmm0" += "tmm5", from0 = 0;
             ),
             2 => add_products!(tile:
-                "tmm0" += "tmm5" at "0", out0 = 0;
-                "tmm1" += "tmm6" at "8192", out1 = 1;
+                "tmm0" += "tmm5", from0 = 0;
+                "tmm1" += "tmm6", from1 = 1;
             ),
             _ => add_products!(tile:
-                "tmm0" += "tmm5" at "0", out0 = 0;
-                "tmm1" += "tmm6" at "8192", out1 = 1;
-                "tmm2" += "tmm7" at "16384", out2 = 2;
+                "tmm0" += "tmm5", from0 = 0;
+                "tmm1" += "tmm6", from1 = 1;
+                "tmm2" += "tmm7", from2 = 2;
             ),
         }
     }
 }
 
+/// Bytes of an opened panel of f16: `hi`, then `lo`.
+const OPENED_BYTES: usize = 2 * F16::GROUPS * PANEL_GROUP;
+const _: () = assert!(OPENED_BYTES == 8192, "written out below");
+
 impl Weights for F16 {
-    const CHUNK: usize = OPENED_BYTES / (4 * PANEL_ROWS);
+    const GROUPS: usize = BLOCK_GROUPS / 2;
 
     /// Here `hi` is cut off, not rounded: it has eight of the eleven bits and `lo` the others, so nothing is lost.
     #[inline]
     #[target_feature(enable = "avx512f,f16c")]
-    unsafe fn open(from: *const u8, num_k: usize, to: *mut u8) {
+    unsafe fn open(
+        from: *const u8,
+        panel_bytes: usize,
+        num_groups: usize,
+        num_panels: usize,
+        to: *mut u8,
+    ) -> (*const u8, usize) {
         let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-        let load = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast()));
-        let cut = |x: __m512| _mm512_and_si512(_mm512_castps_si512(x), upper);
-        let rest = |x: __m512, hi: __m512i| _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(hi)));
-        let pair = |even: __m512i, odd: __m512i| _mm512_or_si512(_mm512_srli_epi32::<16>(even), odd);
-        for at in (0..num_k * PANEL_ROWS * 2).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + AHEAD).cast());
-            let (even, odd) = (load(at), load(at + 32));
-            let (even_hi, odd_hi) = (cut(even), cut(odd));
-            let lo = pair(rest(even, even_hi), rest(odd, odd_hi));
-            _mm512_store_si512(to.add(at).cast(), pair(even_hi, odd_hi));
-            _mm512_store_si512(to.add(OPENED_BYTES / 2 + at).cast(), lo);
+        for panel in 0..num_panels {
+            let (from, to) = (from.add(panel * panel_bytes), to.add(panel * OPENED_BYTES));
+            for at in (0..num_groups * PANEL_GROUP).step_by(32) {
+                let x = _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast()));
+                let hi = _mm512_and_si512(_mm512_castps_si512(x), upper);
+                let lo = _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(hi)));
+                let narrow = |bits| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
+                _mm256_store_si256(to.add(at).cast(), narrow(hi));
+                _mm256_store_si256(to.add(OPENED_BYTES / 2 + at).cast(), narrow(lo));
+            }
         }
+        (to, OPENED_BYTES)
     }
 
     #[inline(always)]
     unsafe fn multiply(tile: &Tile, num_panels: usize) {
         match num_panels {
             1 => add_products!(tile:
-                "tmm0" += "tmm5" at "0" and "4096", out0 = 0;
+                "tmm0" += "tmm5" and "4096", from0 = 0;
             ),
             2 => add_products!(tile:
-                "tmm0" += "tmm5" at "0" and "4096", out0 = 0;
-                "tmm1" += "tmm6" at "8192" and "12288", out1 = 1;
+                "tmm0" += "tmm5" and "4096", from0 = 0;
+                "tmm1" += "tmm6" and "4096", from1 = 1;
             ),
             _ => add_products!(tile:
-                "tmm0" += "tmm5" at "0" and "4096", out0 = 0;
-                "tmm1" += "tmm6" at "8192" and "12288", out1 = 1;
-                "tmm2" += "tmm7" at "16384" and "20480", out2 = 2;
+                "tmm0" += "tmm5" and "4096", from0 = 0;
+                "tmm1" += "tmm6" and "4096", from1 = 1;
+                "tmm2" += "tmm7" and "4096", from2 = 2;
             ),
         }
     }
@@ -231,42 +296,47 @@ impl Weights for F16 {
 #[repr(align(64))]
 struct Opened([MaybeUninit<u8>; MAX_PANELS * OPENED_BYTES]);
 
-/// The [`PanelKernel`](crate::kernels::gemm::PanelKernel) for rows that were split; the columns are a multiple of [`GROUP`].
+/// The [`PanelKernel`](crate::kernels::gemm::PanelKernel) for rows that were split and panels that were packed in pairs, between
+/// [`begin`] and [`end`]. `first` is a multiple of [`TOKENS`], and `out` has room for whole tiles.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
     debug_assert!(args.cols.is_multiple_of(GROUP) && (1..=MAX_PANELS).contains(&args.num_panels));
+    debug_assert!(first.is_multiple_of(TOKENS) && (count == 1 || args.split_tiles > 0));
     #[allow(clippy::large_stack_arrays)]
     // It must stay in the first-level cache, and a step allocates nothing.
     let mut opened = Opened([MaybeUninit::uninit(); MAX_PANELS * OPENED_BYTES]);
-    let opened = opened.0.as_mut_ptr().cast::<u8>();
+    let places = Split { num_groups: args.cols / GROUP, num_tiles: args.split_tiles };
     for panel in 0..args.num_panels {
-        out.add(panel * args.out_stride).write_bytes(0, count * PANEL_ROWS);
+        out.add(panel * args.out_stride).write_bytes(0, count.next_multiple_of(TOKENS) * PANEL_ROWS);
     }
-    let mut configured = 0;
-    for first_k in (0..args.cols).step_by(W::CHUNK) {
-        let num_k = W::CHUNK.min(args.cols - first_k);
-        for panel in 0..args.num_panels {
-            let from = args.quants.add(panel * args.quants_stride + first_k * PANEL_ROWS * 2);
-            W::open(from, num_k, opened.add(panel * OPENED_BYTES));
-        }
+    for group in (0..places.num_groups).step_by(W::GROUPS) {
+        let num_groups = W::GROUPS.min(places.num_groups - group);
+        let from = args.quants.add(group * PANEL_GROUP);
+        let to = opened.0.as_mut_ptr().cast();
+        let (weights, panel_bytes) = W::open(from, args.quants_stride, num_groups, args.num_panels, to);
         for token in (0..count).step_by(TOKENS) {
-            let tokens = TOKENS.min(count - token);
-            if tokens != configured {
-                configure(&CONFIGS[tokens]);
-                configured = tokens;
+            let hi = args.floats.cast::<u8>().add(places.place(first + token, group));
+            let lo = hi.add(places.low_bytes());
+            let (row_bytes, group_bytes) = (places.row_bytes(), places.group_bytes());
+            let tile = Tile { hi, lo, row_bytes, group_bytes, weights, panel_bytes, num_groups };
+            let sums = |panel: usize| out.add(panel * args.out_stride + token * PANEL_ROWS);
+            move_sums!(load "tmm0" from sums(0));
+            if args.num_panels > 1 {
+                move_sums!(load "tmm1" from sums(1));
             }
-            let tile = Tile {
-                rows: args.floats.add((first + token) * args.stride + first_k).cast(),
-                row_stride: 4 * args.stride,
-                weights: opened,
-                num_groups: num_k / GROUP,
-                out: out.add(token * PANEL_ROWS),
-                out_stride: args.out_stride,
-            };
+            if args.num_panels > 2 {
+                move_sums!(load "tmm2" from sums(2));
+            }
             W::multiply(&tile, args.num_panels);
+            move_sums!(store "tmm0" to sums(0));
+            if args.num_panels > 1 {
+                move_sums!(store "tmm1" to sums(1));
+            }
+            if args.num_panels > 2 {
+                move_sums!(store "tmm2" to sums(2));
+            }
         }
     }
-    release();
 }
 
 #[cfg(test)]
@@ -279,22 +349,26 @@ mod tests {
     use crate::isa::Isa;
     use crate::memory::AlignedBytes;
 
-    /// Panels of one test, `[panels][k][16]`, as bytes and as numbers.
+    /// Panels of one test: packed, `[panels][k / 2][16][2]`, and as numbers, `[panels][k][16]`.
     struct Panels {
-        bytes: Vec<u16>,
+        packed: Vec<u16>,
         values: Vec<f32>,
     }
 
-    fn random_panels(random: &mut Random, len: usize, is_f16: bool) -> Panels {
-        let numbers = random.normals(len);
-        let bytes: Vec<u16> = numbers
-            .iter()
-            .map(|&x| if is_f16 { f16::from_f32(x).to_bits() } else { bf16::from_f32(x).to_bits() })
-            .collect();
-        let value =
-            |&bits: &u16| if is_f16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
-        let values = bytes.iter().map(value).collect();
-        Panels { bytes, values }
+    fn random_panels(random: &mut Random, num_panels: usize, cols: usize, is_f16: bool) -> Panels {
+        let numbers = random.normals(num_panels * cols * PANEL_ROWS);
+        let (mut packed, mut values) = (vec![0; numbers.len()], vec![0.0; numbers.len()]);
+        for (at, x) in numbers.into_iter().enumerate() {
+            let (k, row) = (at / PANEL_ROWS, at % PANEL_ROWS);
+            let (bits, value) = if is_f16 {
+                (f16::from_f32(x).to_bits(), f16::from_f32(x).to_f32())
+            } else {
+                (bf16::from_f32(x).to_bits(), bf16::from_f32(x).to_f32())
+            };
+            packed[(k / 2 * PANEL_ROWS + row) * 2 + k % 2] = bits;
+            values[at] = value;
+        }
+        Panels { packed, values }
     }
 
     fn lacks_avx512() -> bool {
@@ -325,8 +399,8 @@ mod tests {
         let mut in_place = row.clone();
         // SAFETY: the processor has the instructions; the rows have whole groups.
         unsafe {
-            split_row(row.as_ptr(), row.len(), apart.as_mut_ptr());
-            split_row(in_place.as_ptr(), row.len(), in_place.as_mut_ptr());
+            split_row(row.as_ptr(), row.len(), apart.as_mut_ptr(), 0, 0);
+            split_row(in_place.as_ptr(), row.len(), in_place.as_mut_ptr(), 0, 0);
         }
         let halves = |row: &[f32]| -> Vec<u16> {
             row.iter().flat_map(|x| [x.to_bits() as u16, (x.to_bits() >> 16) as u16]).collect()
@@ -352,22 +426,25 @@ mod tests {
     }
 
     #[test]
-    fn bf16_panels_are_opened_in_pairs() {
-        if lacks_avx512() {
-            return;
+    fn split_rows_lie_in_the_order_of_the_loops() {
+        for (num_tiles, num_groups) in [(1, 1), (1, 8), (3, 5), (2, 19), (5, 24)] {
+            let places = Split { num_groups, num_tiles };
+            let mut expected = 0;
+            for block in (0..num_groups).step_by(BLOCK_GROUPS) {
+                for tile in 0..num_tiles {
+                    for group in block..(block + BLOCK_GROUPS).min(num_groups) {
+                        for row in 0..TOKENS {
+                            assert_eq!(places.place(tile * TOKENS + row, group), expected + row * LINE);
+                        }
+                        assert_eq!((places.low_bytes(), places.row_bytes()), (TILE, LINE));
+                        expected += places.group_bytes();
+                    }
+                }
+            }
+            assert_eq!(expected, num_tiles * TOKENS * num_groups * GROUP * 4);
         }
-        let num_k = Bf16::CHUNK;
-        let panel: Vec<u16> = (0..num_k * PANEL_ROWS).map(|i| i as u16).collect();
-        let opened = AlignedBytes::zeroed(OPENED_BYTES, "a test").expect("small");
-        // SAFETY: the processor has the instructions; the panel has as many k and fits.
-        let opened = unsafe {
-            Bf16::open(panel.as_ptr().cast(), num_k, opened.as_mut_ptr());
-            std::slice::from_raw_parts(opened.as_mut_ptr().cast::<u16>(), panel.len()).to_vec()
-        };
-        for (at, &value) in panel.iter().enumerate() {
-            let (k, row) = (at / PANEL_ROWS, at % PANEL_ROWS);
-            assert_eq!(opened[k / 2 * 32 + 2 * row + k % 2], value, "k {k}, row {row}");
-        }
+        let single = Split { num_groups: 9, num_tiles: 0 };
+        assert_eq!((single.place(0, 8), single.low_bytes(), single.row_bytes()), (8 * 128, 64, 0));
     }
 
     #[test]
@@ -377,17 +454,16 @@ mod tests {
         }
         let opened = AlignedBytes::zeroed(OPENED_BYTES, "a test").expect("small");
         let all: Vec<u16> = (0..=u16::MAX).filter(|&bits| f16::from_bits(bits).is_finite()).collect();
-        assert!(all.len().is_multiple_of(F16::CHUNK * PANEL_ROWS));
-        for panel in all.chunks(F16::CHUNK * PANEL_ROWS) {
-            // SAFETY: the processor has the instructions; the panel has as many k and fits.
+        let len = F16::GROUPS * GROUP * PANEL_ROWS;
+        assert!(all.len().is_multiple_of(len));
+        for panel in all.chunks(len) {
+            // SAFETY: the processor has the instructions; the panel has as many groups and fits.
             let opened = unsafe {
-                F16::open(panel.as_ptr().cast(), F16::CHUNK, opened.as_mut_ptr());
-                std::slice::from_raw_parts(opened.as_mut_ptr().cast::<u16>(), OPENED_BYTES / 2)
+                let (at, _) = F16::open(panel.as_ptr().cast(), 0, F16::GROUPS, 1, opened.as_mut_ptr());
+                std::slice::from_raw_parts(at.cast::<u16>(), 2 * len)
             };
             for (at, &bits) in panel.iter().enumerate() {
-                let (k, row) = (at / PANEL_ROWS, at % PANEL_ROWS);
-                let at = k / 2 * 32 + 2 * row + k % 2;
-                let (hi, lo) = (bf16::from_bits(opened[at]), bf16::from_bits(opened[OPENED_BYTES / 4 + at]));
+                let (hi, lo) = (bf16::from_bits(opened[at]), bf16::from_bits(opened[len + at]));
                 let value = f16::from_bits(bits);
                 let difference = hi.to_f32() + lo.to_f32() - value.to_f32();
                 assert!(difference.abs() <= 0.0, "{value}: {hi} + {lo}");
@@ -395,19 +471,20 @@ mod tests {
         }
     }
 
-    /// Multiplies tokens `first..first + count` of `rows` (already split); what lies behind the results must stay.
+    /// Multiplies tokens `first..first + count` of `rows`, or its only one; what lies behind the tiles must stay.
     unsafe fn multiply(
         panels: &Panels,
         is_f16: bool,
         (num_panels, cols): (usize, usize),
-        rows: &[f32],
+        (rows, split_tiles): (*const f32, usize),
         (first, count): (usize, usize),
     ) -> Vec<f32> {
         const UNTOUCHED: f32 = -7.0;
-        let out_stride = (count + 1) * PANEL_ROWS;
+        let written = count.next_multiple_of(TOKENS) * PANEL_ROWS;
+        let out_stride = written + PANEL_ROWS;
         let mut out = vec![UNTOUCHED; num_panels * out_stride];
         let args = PanelArgs {
-            quants: panels.bytes.as_ptr().cast(),
+            quants: panels.packed.as_ptr().cast(),
             scales: std::ptr::null(),
             quants_stride: cols * PANEL_ROWS * 2,
             scales_stride: 0,
@@ -415,18 +492,20 @@ mod tests {
             cols,
             blocks: std::ptr::null(),
             lanes: 1,
-            floats: rows.as_ptr(),
+            floats: rows,
             stride: cols,
+            split_tiles,
             out_stride,
             target: std::ptr::null(),
             target_stride: 0,
         };
         let kernel = if is_f16 { super::panels::<F16> } else { super::panels::<Bf16> };
+        begin();
         kernel(&args, first, count, out.as_mut_ptr());
-        let (results, behind): (Vec<_>, Vec<_>) =
-            out.chunks(out_stride).map(|panel| panel.split_at(count * PANEL_ROWS)).unzip();
-        assert!(behind.concat().iter().all(|&x| x == UNTOUCHED), "more than {count} tokens were written");
-        results.concat()
+        end();
+        let behind = out.chunks(out_stride).flat_map(|panel| &panel[written..]);
+        assert!(behind.into_iter().all(|&x| x == UNTOUCHED), "more than {count} tokens were written");
+        out.chunks(out_stride).flat_map(|panel| &panel[..count * PANEL_ROWS]).copied().collect()
     }
 
     #[test]
@@ -441,14 +520,21 @@ mod tests {
             [false, true].into_iter().flat_map(|f16| shapes.map(|shape| (f16, shape)))
         {
             let mut random = Random::new(11);
-            let panels = random_panels(&mut random, num_panels * cols * PANEL_ROWS, is_f16);
+            let panels = random_panels(&mut random, num_panels, cols, is_f16);
             let rows = random.normals(num_tokens * cols);
-            let mut split = rows.clone();
-            // SAFETY: available; all arrays have the sizes that are said.
-            unsafe { split_row(rows.as_ptr(), rows.len(), split.as_mut_ptr()) };
             let shape = (num_panels, cols);
-            // SAFETY: as above.
-            let all = unsafe { multiply(&panels, is_f16, shape, &split, (0, num_tokens)) };
+            let split = |first: usize, count: usize, num_tiles: usize| {
+                let mut split = vec![f32::NAN; num_tiles.max(1) * TOKENS * cols];
+                for row in 0..count {
+                    let from = rows[(first + row) * cols..].as_ptr();
+                    // SAFETY: available; the arrays have the sizes that are said.
+                    unsafe { split_row(from, cols, split.as_mut_ptr(), row, num_tiles) };
+                }
+                split
+            };
+            let whole = split(0, num_tokens, 3);
+            // SAFETY: available; the arrays have the sizes that are said.
+            let all = unsafe { multiply(&panels, is_f16, shape, (whole.as_ptr(), 3), (0, num_tokens)) };
             for (at, got) in all.iter().enumerate() {
                 let (panel, token, row) =
                     (at / PANEL_ROWS / num_tokens, at / PANEL_ROWS % num_tokens, at % PANEL_ROWS);
@@ -462,19 +548,31 @@ mod tests {
                     "f16 {is_f16}, {num_panels} panels of {cols}, token {token}, row {row}: {got}, not {expected}"
                 );
             }
-            // A token's results are the same bits in every batch.
-            for (first, count) in (1..=num_tokens).map(|count| (0, count)).chain([(8, 1), (24, 16), (32, 8)])
-            {
-                // SAFETY: as above.
-                let some = unsafe { multiply(&panels, is_f16, shape, &split, (first, count)) };
+            // A token's results are the same bits in every batch, and alone.
+            let same = |some: &[f32], first: usize, count: usize| {
                 for (panel, some) in some.chunks(count * PANEL_ROWS).enumerate() {
                     let all = &all[(panel * num_tokens + first) * PANEL_ROWS..][..count * PANEL_ROWS];
-                    assert!(
-                        some.iter().zip(all).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{count} from {first}"
-                    );
+                    let is_same = some.iter().zip(all).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(is_same, "{count} from {first}");
                 }
+            };
+            for (first, count) in [(0, 1), (0, 16), (0, 17), (16, 1), (16, 24), (32, 8)] {
+                // SAFETY: as above.
+                let some = unsafe { multiply(&panels, is_f16, shape, (whole.as_ptr(), 3), (first, count)) };
+                same(&some, first, count);
             }
+            for (first, count) in [(5_usize, 1_usize), (7, 20)] {
+                let num_tiles = count.div_ceil(TOKENS);
+                let some = split(first, count, num_tiles);
+                // SAFETY: as above.
+                let some =
+                    unsafe { multiply(&panels, is_f16, shape, (some.as_ptr(), num_tiles), (0, count)) };
+                same(&some, first, count);
+            }
+            let alone = split(9, 1, 0);
+            // SAFETY: as above.
+            let alone = unsafe { multiply(&panels, is_f16, shape, (alone.as_ptr(), 0), (0, 1)) };
+            same(&alone, 9, 1);
         }
     }
 }
