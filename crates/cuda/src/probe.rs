@@ -33,31 +33,42 @@ pub(crate) struct Properties {
 }
 
 pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
-    // SAFETY: these only try to open a library by its usual names.
-    let (has_driver, has_compiler, has_gemm) = unsafe {
-        (
-            cudarc::driver::sys::is_culib_present(),
-            cudarc::nvrtc::sys::is_culib_present(),
-            cudarc::cublaslt::sys::is_culib_present(),
-        )
-    };
-    if !has_driver {
+    // SAFETY: only tries to open a library by its usual names.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(Missing::Driver);
     }
+    // They are large, and the driver takes its time too.
+    let libraries = [
+        ("NVRTC (libnvrtc.so)", std::thread::spawn(open_compiler)),
+        ("cuBLASLt (libcublasLt.so)", std::thread::spawn(open_gemm)),
+    ];
     let device = |error: driver::DriverError| Missing::Device { cause: error.to_string() };
     driver::init().map_err(device)?;
     let count = driver::device::get_count().map_err(device)?;
     if count == 0 {
         return Err(Missing::Device { cause: "there is none".to_owned() });
     }
-    for (is_there, library) in
-        [(has_compiler, "NVRTC (libnvrtc.so)"), (has_gemm, "cuBLASLt (libcublasLt.so)")]
-    {
-        if !is_there {
+    for (library, thread) in libraries {
+        if !thread.join().expect("opening a library does not panic") {
             return Err(Missing::Library { library });
         }
     }
     (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect()
+}
+
+/// False where it is missing. Otherwise it stays open: the first call of a function does that.
+fn open_compiler() -> bool {
+    use cudarc::nvrtc::sys;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the first only tries to open a library, the second writes two integers.
+    unsafe { sys::is_culib_present() && sys::nvrtcVersion(&raw mut major, &raw mut minor).result().is_ok() }
+}
+
+/// The same.
+fn open_gemm() -> bool {
+    use cudarc::cublaslt::sys;
+    // SAFETY: the first only tries to open a library, the second reads a number.
+    unsafe { sys::is_culib_present() && sys::cublasLtGetVersion() > 0 }
 }
 
 fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
