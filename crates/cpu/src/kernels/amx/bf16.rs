@@ -176,16 +176,62 @@ macro_rules! add_products {
 
 const _: () = assert!(LINE == 64 && PANEL_GROUP == 1024 && MAX_PANELS == 3, "written out above and below");
 
-/// Loads or stores the sums of one panel: 16 tokens by 16 rows.
-macro_rules! move_sums {
-    (load $register:literal from $at:expr) => {
+/// What is done with the sums of a panel: 16 tokens by 16 rows, `$at` in memory.
+macro_rules! sums {
+    (zero $register:literal) => {
+        asm!(concat!("tilezero ", $register), options(nostack, nomem, preserves_flags))
+    };
+    (load $register:literal, $at:expr) => {
         asm!(concat!("tileloadd ", $register, ", [{at} + {line}*1]"), at = in(reg) $at, line = in(reg) 64usize,
             options(nostack, readonly, preserves_flags))
     };
-    (store $register:literal to $at:expr) => {
+    (store $register:literal, $at:expr) => {
         asm!(concat!("tilestored [{at} + {line}*1], ", $register), at = in(reg) $at, line = in(reg) 64usize,
             options(nostack, preserves_flags))
     };
+}
+
+/// The sums of up to three panels, so many floats apart.
+#[derive(Clone, Copy, Debug)]
+struct Sums {
+    start: *mut f32,
+    panel_stride: usize,
+    num_panels: usize,
+}
+
+impl Sums {
+    fn panel(self, panel: usize) -> *mut f32 {
+        self.start.wrapping_add(panel * self.panel_stride)
+    }
+
+    #[inline(always)]
+    unsafe fn zero() {
+        sums!(zero "tmm0");
+        sums!(zero "tmm1");
+        sums!(zero "tmm2");
+    }
+
+    #[inline(always)]
+    unsafe fn load(self) {
+        sums!(load "tmm0", self.panel(0));
+        if self.num_panels > 1 {
+            sums!(load "tmm1", self.panel(1));
+        }
+        if self.num_panels > 2 {
+            sums!(load "tmm2", self.panel(2));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self) {
+        sums!(store "tmm0", self.panel(0));
+        if self.num_panels > 1 {
+            sums!(store "tmm1", self.panel(1));
+        }
+        if self.num_panels > 2 {
+            sums!(store "tmm2", self.panel(2));
+        }
+    }
 }
 
 /// A format of weights, packed in pairs.
@@ -306,11 +352,11 @@ pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, o
     // It must stay in the first-level cache, and a step allocates nothing.
     let mut opened = Opened([MaybeUninit::uninit(); MAX_PANELS * OPENED_BYTES]);
     let places = Split { num_groups: args.cols / GROUP, num_tiles: args.split_tiles };
-    for panel in 0..args.num_panels {
-        out.add(panel * args.out_stride).write_bytes(0, count.next_multiple_of(TOKENS) * PANEL_ROWS);
-    }
+    // The sums of a single tile stay in their registers: what was just stored is slow to load.
+    let is_single = count <= TOKENS;
     for group in (0..places.num_groups).step_by(W::GROUPS) {
         let num_groups = W::GROUPS.min(places.num_groups - group);
+        let is_last = group + num_groups == places.num_groups;
         let from = args.quants.add(group * PANEL_GROUP);
         let to = opened.0.as_mut_ptr().cast();
         let (weights, panel_bytes) = W::open(from, args.quants_stride, num_groups, args.num_panels, to);
@@ -319,21 +365,16 @@ pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, o
             let lo = hi.add(places.low_bytes());
             let (row_bytes, group_bytes) = (places.row_bytes(), places.group_bytes());
             let tile = Tile { hi, lo, row_bytes, group_bytes, weights, panel_bytes, num_groups };
-            let sums = |panel: usize| out.add(panel * args.out_stride + token * PANEL_ROWS);
-            move_sums!(load "tmm0" from sums(0));
-            if args.num_panels > 1 {
-                move_sums!(load "tmm1" from sums(1));
-            }
-            if args.num_panels > 2 {
-                move_sums!(load "tmm2" from sums(2));
+            let start = out.add(token * PANEL_ROWS);
+            let sums = Sums { start, panel_stride: args.out_stride, num_panels: args.num_panels };
+            if group == 0 {
+                Sums::zero();
+            } else if !is_single {
+                sums.load();
             }
             W::multiply(&tile, args.num_panels);
-            move_sums!(store "tmm0" to sums(0));
-            if args.num_panels > 1 {
-                move_sums!(store "tmm1" to sums(1));
-            }
-            if args.num_panels > 2 {
-                move_sums!(store "tmm2" to sums(2));
+            if is_last || !is_single {
+                sums.store();
             }
         }
     }
