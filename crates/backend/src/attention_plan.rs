@@ -73,8 +73,10 @@ fn check(options: &PlannerOptions) {
 const MAX_PARTS: u32 = 64;
 /// Splits are whole multiples of this many keys.
 const SPLIT_UNIT: u32 = 64;
-/// What an item costs beside its keys (its start, its partial result, its merge), in keys.
+/// What an item costs beside its keys (its start, its partial result), in keys.
 const ITEM_COST: u64 = 96;
+/// What a part of a context costs when it is merged with the others, in keys.
+const PART_COST: u64 = 24;
 /// More items than this are never made by splitting.
 const MAX_SPLIT_ITEMS: u64 = 4096;
 /// With so many rounds of whole contexts the last, half empty one no longer matters.
@@ -101,7 +103,9 @@ pub fn choose_split(
         return 0;
     };
     let cost = |items: u64, keys: u32| {
-        (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST)
+        let parts = u64::from(longest.div_ceil(keys));
+        let merge = if parts > 1 { parts * PART_COST } else { 0 };
+        (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge
     };
     let unit = SPLIT_UNIT.next_multiple_of(block_size);
     let mut best = (cost(count as u64, longest), 0);
@@ -351,15 +355,15 @@ mod tests {
             let seqs = sequences(&vec![(context - 1, 1); batch], 16);
             choose_split(&seqs, &PlannerOptions { window, ..options }, 8, 264)
         };
-        // One round of 33 items with 8 heads each is all that 264 places take.
-        assert_eq!(split(1, 384, None), 64);
+        // One round of 33 items with 8 heads each is all that 264 places take; fewer parts are merged sooner.
+        assert_eq!(split(1, 384, None), 128);
         assert_eq!(split(1, 131_072, None), 4032);
         assert_eq!(split(8, 16_384, None), 4096);
         // A few keys more make four longer parts, not a fifth.
         assert_eq!(split(8, 16_448, None), 4160);
         assert_eq!([32, 64, 256].map(|batch| split(batch, 640, None)), [0; 3]);
         // Only what a window shows is split.
-        assert_eq!([100, 40].map(|window| split(8, 16_384, Some(window))), [64, 0]);
+        assert_eq!([200, 40].map(|window| split(8, 16_384, Some(window))), [128, 0]);
         // Prompts are no reason to split, and a device that wants no splits gets none.
         assert_eq!(choose_split(&sequences(&[(0, 4096)], 16), &options, 8, 264), 0);
         assert_eq!(choose_split(&sequences(&[(4096, 1)], 16), &options, 8, 0), 0);

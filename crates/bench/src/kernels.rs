@@ -54,8 +54,8 @@ pub struct KernelLimits {
     pub dot_gmac_per_s: Option<f64>,
     /// Multiply-adds of f32: of float weights and attention.
     pub fma_gmac_per_s: Option<f64>,
-    /// Multiply-adds of bf16 in tiles, where there are any: a value of a product with a bf16 weight takes two of them, with an
-    /// f16 weight three.
+    /// Multiply-adds of bf16 in tiles, where there are any: a value of a product with a bf16 weight takes two of
+    /// them.
     pub bf16_gmac_per_s: Option<f64>,
 }
 
@@ -224,11 +224,9 @@ impl KernelLimits {
 
     /// Of the products of a format.
     fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
-        let in_tiles = |count: f64| self.bf16_gmac_per_s.map(|limit| limit / count).or(self.fma_gmac_per_s);
         match format {
-            WeightFormat::F32 => self.fma_gmac_per_s,
-            WeightFormat::BF16 => in_tiles(2.0),
-            WeightFormat::F16 => in_tiles(3.0),
+            WeightFormat::BF16 => self.bf16_gmac_per_s.map(|limit| limit / 2.0).or(self.fma_gmac_per_s),
+            WeightFormat::F32 | WeightFormat::F16 => self.fma_gmac_per_s,
             _ => self.dot_gmac_per_s,
         }
     }
@@ -243,11 +241,7 @@ pub fn kernels_table(result: &KernelsResult) -> String {
         (limits.memory_gb_per_s, "GB/s", "read from memory: the limit of decodes"),
         (limits.dot_gmac_per_s, "GMAC/s", "of bytes: the limit of quantised weights"),
         (limits.fma_gmac_per_s, "GMAC/s", "of f32: the limit of float weights and of attention"),
-        (
-            limits.bf16_gmac_per_s,
-            "GMAC/s",
-            "of bf16 in tiles: twice the limit of bf16 weights, three times that of f16",
-        ),
+        (limits.bf16_gmac_per_s, "GMAC/s", "of bf16 in tiles: twice the limit of bf16 weights"),
     ] {
         if let Some(limit) = limit {
             let _ = writeln!(text, "{limit:>8.1} {unit} {what}");

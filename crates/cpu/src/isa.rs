@@ -23,7 +23,7 @@ pub enum Isa {
     Avx512,
     /// The same with the 8-bit dot products of VNNI.
     Avx512Vnni,
-    /// The same with AMX tiles for float weights of 16 bits.
+    /// The same with AMX tiles for bf16 weights.
     AmxBf16,
     /// The same with tiles for quantised weights as well, which gives the results of VNNI to the last bit.
     Amx,

@@ -1,4 +1,4 @@
-//! Gate and up of more tokens than `skinny` takes with a bf16 weight as one launch, where the device has `gated.cu`: the product and
+//! Gate and up of eight tokens and more with a bf16 weight as one launch, where the device has `gated.cu`: the product and
 //! its activation. Others go by `products` and the activation's own kernel.
 
 use baton_backend::{BackendError, GatedLinear, WeightFormat};
@@ -12,6 +12,8 @@ const CHUNK: usize = 64;
 const THREADS: u32 = 384;
 /// Tiles of tokens whose input should stay in the second cache.
 const GROUP: u32 = 8;
+/// With fewer tokens `skinny` is faster.
+const MIN_TOKENS: usize = 8;
 /// The part of the device that must have work in all rounds, in percent. With less, a product and an activation are faster.
 pub(crate) const MIN_BUSY: usize = 80;
 
@@ -57,14 +59,14 @@ impl GatedShape {
     fn time(&self, tokens: usize, width: usize, num_blocks: usize) -> Option<usize> {
         let tiles = tokens.div_ceil(self.cluster * self.tokens) * width / self.width;
         let can = width.is_multiple_of(self.width) && (!self.takes_all() || tokens <= self.tokens);
-        can.then(|| tiles.div_ceil(num_blocks / self.cluster) * self.width)
+        can.then(|| tiles.div_ceil((num_blocks / self.cluster).max(1)) * self.width)
     }
 
     /// How much of the device has work all the time, in percent. Where the weights' way from memory is what takes the time, it does
     /// not matter how many tokens they are for.
     fn busy(&self, tokens: usize, width: usize, num_blocks: usize) -> Option<usize> {
         let work = if self.takes_all() { self.tokens } else { tokens } * width;
-        Some(100 * work / (self.time(tokens, width, num_blocks)? * num_blocks * self.tokens))
+        Some(100 * work / (self.time(tokens, width, num_blocks)? * num_blocks * self.tokens).max(1))
     }
 }
 
@@ -72,8 +74,8 @@ impl GatedShape {
 fn choose(tokens: usize, width: usize, num_blocks: usize, min_busy: usize) -> Option<usize> {
     let time = |which: &usize| GATED_SHAPES[*which].time(tokens, width, num_blocks);
     let which = match tokens {
-        0 => None,
-        1..=64 => Some(3),
+        0..MIN_TOKENS => None,
+        MIN_TOKENS..=64 => Some(3),
         65..=128 => Some(2),
         _ => (0..2).filter(|which| time(which).is_some()).min_by_key(time),
     }?;
@@ -81,36 +83,44 @@ fn choose(tokens: usize, width: usize, num_blocks: usize, min_busy: usize) -> Op
 }
 
 impl Run<'_> {
-    /// Says whether it could.
-    pub(crate) fn whole_gated(
-        &self,
-        op: &GatedLinear,
-        input: Address,
-        output: Address,
-    ) -> Result<bool, BackendError> {
+    /// Which kernel does this, if one does.
+    pub(crate) fn whole_gated_kernel(&self, op: &GatedLinear) -> Option<usize> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
-        let [part] = weight.parts.as_slice() else { return Ok(false) };
-        let (tokens, width, cols) = (self.tokens(), weight.rows / 2, weight.cols);
-        let num_blocks = device.gpu.properties.num_multiprocessors as usize / 2 * 2;
+        let [part] = weight.parts.as_slice() else { return None };
         let fits = part.format == WeightFormat::BF16
             && op.bias.is_none()
             && weight.rows.is_multiple_of(2)
-            && cols.is_multiple_of(CHUNK)
-            && num_blocks > 0
+            && weight.cols.is_multiple_of(CHUNK)
             && !device.kernels.gated().is_empty();
         if !fits {
-            return Ok(false);
+            return None;
         }
-        let Some(which) = choose(tokens, width, num_blocks, device.gated_min_busy) else {
-            return Ok(false);
-        };
+        choose(self.tokens(), weight.rows / 2, self.num_blocks(), device.gated_min_busy)
+    }
+
+    /// Whole clusters.
+    fn num_blocks(&self) -> usize {
+        self.device.gpu.properties.num_multiprocessors as usize / 2 * 2
+    }
+
+    /// The input is normed already.
+    pub(crate) fn whole_gated(
+        &self,
+        op: &GatedLinear,
+        which: usize,
+        input: Address,
+        output: Address,
+    ) -> Result<(), BackendError> {
+        let device = &*self.device;
+        let weight = &device.weights[op.weight.0 as usize];
+        let (tokens, width, cols) = (self.tokens(), weight.rows / 2, weight.cols);
         let shape = &GATED_SHAPES[which];
         let fetches = if shape.takes_all() { Fetches::Lines } else { Fetches::Pairs };
         let map = |address, rows, cols, box_rows| map_bf16(address, rows, cols, box_rows as u32, fetches);
         let params = GatedParams {
             input: map(input, tokens, cols, shape.tokens)?,
-            weight: map(part.memory.address(), weight.rows, cols, shape.outputs())?,
+            weight: map(weight.parts[0].memory.address(), weight.rows, cols, shape.outputs())?,
             output_map: map(output, tokens, width, CHUNK)?,
             output,
             width: width as u32,
@@ -119,11 +129,11 @@ impl Run<'_> {
             group: GROUP,
             activation: activation_number(op.activation),
         };
-        let blocks = if shape.takes_all() { num_blocks.min(width / shape.width) } else { num_blocks } as u32;
+        let all = self.num_blocks();
+        let blocks = if shape.takes_all() { all.min(width / shape.width) } else { all };
         let function = device.kernels.gated()[which];
         // SAFETY: the struct is the kernel's; input, weight and output have the sizes that the maps say.
-        unsafe { device.gpu.launch(function, (blocks, 1), THREADS, shape.shared_bytes(), &params) }?;
-        Ok(true)
+        unsafe { device.gpu.launch(function, (blocks as u32, 1), THREADS, shape.shared_bytes(), &params) }
     }
 }
 
@@ -138,7 +148,8 @@ mod tests {
 
     #[test]
     fn the_kernel_is_that_of_the_fewest_rounds() {
-        assert_eq!(choose_8b(9, MIN_BUSY), Some("gated_few_64"));
+        assert_eq!(choose_8b(7, MIN_BUSY), None);
+        assert_eq!(choose_8b(8, MIN_BUSY), Some("gated_few_64"));
         assert_eq!(choose_8b(65, MIN_BUSY), Some("gated_few_128"));
         // 54.3 rounds of 128, 62.06 of 112; with 256 tokens two either way.
         assert_eq!(choose_8b(8192, MIN_BUSY), Some("gated_many_128"));

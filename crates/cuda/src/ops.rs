@@ -171,15 +171,16 @@ impl Run<'_> {
     }
 
     fn try_gated(&mut self, op: &GatedLinear) -> Result<(), BackendError> {
-        if self.skinny_gated(op)? {
+        let whole = self.whole_gated_kernel(op);
+        if whole.is_none() && self.skinny_gated(op)? {
             return Ok(());
         }
         let (rows, cols) = self.weight_size(op.weight);
         let width = rows / 2;
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
         let output = self.buffer(op.output, width)?;
-        if self.whole_gated(op, input, output)? {
-            return Ok(());
+        if let Some(which) = whole {
+            return self.whole_gated(op, which, input, output);
         }
         let bias = self.vector(op.bias);
         let activation = activation_number(op.activation);

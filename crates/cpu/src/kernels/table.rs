@@ -38,7 +38,7 @@ pub struct Kernels {
     /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
     pub peak_dot: PeakKernel,
     pub peak_fma: PeakKernel,
-    /// Where float weights of 16 bits are multiplied in tiles.
+    /// Where bf16 weights are multiplied in tiles.
     pub split: Option<SplitKernels>,
     /// `(x, len, quants, stride, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
@@ -54,21 +54,9 @@ pub struct SplitKernels {
     pub end: unsafe fn(),
     /// `(x, len, out, row, tiles)`.
     pub split_row: unsafe fn(*const f32, usize, *mut f32, usize, usize),
-    f16: PanelKernel,
-    bf16: PanelKernel,
+    pub panels: PanelKernel,
     /// Multiply-adds that some rounds of products of bf16 were.
     pub peak: PeakKernel,
-}
-
-impl SplitKernels {
-    /// `None` for formats that are not multiplied with split rows.
-    pub fn panel(&self, format: WeightFormat) -> Option<PanelKernel> {
-        match format {
-            WeightFormat::F16 => Some(self.f16),
-            WeightFormat::BF16 => Some(self.bf16),
-            _ => None,
-        }
-    }
 }
 
 impl Kernels {
@@ -321,8 +309,7 @@ mod amx_table {
             begin: bf16::begin,
             end: bf16::end,
             split_row: bf16::split_row,
-            f16: bf16::panels::<bf16::F16>,
-            bf16: bf16::panels::<bf16::Bf16>,
+            panels: bf16::panels,
             peak: amx::peak_bf16,
         }),
         ..VNNI

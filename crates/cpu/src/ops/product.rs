@@ -315,8 +315,7 @@ impl<'a> Product<'a> {
             }),
             target_stride: target.map_or(0, |(target, _)| 4 * target.cols),
         };
-        let kernel = self.split.and_then(|split| split.panel(format));
-        let kernel = kernel.unwrap_or_else(|| self.kernels.panel(format));
+        let kernel = self.split.map_or_else(|| self.kernels.panel(format), |split| split.panels);
         // SAFETY: the panels follow each other in their part and have `cols` columns, all rows are ready (the barrier),
         // the tile has room for a chunk of a whole group, and the kernels are those of this processor.
         unsafe { kernel(&args, unit.first_token, unit.num_tokens, tile.panel(0)) };

@@ -46,7 +46,7 @@ pub struct PackedMatrix {
     has_halves: bool,
     pub has_floats: bool,
     pub has_quants: bool,
-    /// Floats of 16 bits, packed to be multiplied with rows that were split in two bf16. One answer for the whole matrix: its
+    /// Of bf16, packed to be multiplied with rows that were split in two bf16. One answer for the whole matrix: its
     /// rows are made ready once.
     pub is_split: bool,
 }
@@ -118,8 +118,7 @@ impl PackedMatrix {
         pool: &Pool,
     ) -> Result<Self, BackendError> {
         let is_fit = |tensor: &Tensor| {
-            matches!(tensor.format(), WeightFormat::F16 | WeightFormat::BF16)
-                && tensor.cols().is_multiple_of(SPLIT_COLS)
+            tensor.format() == WeightFormat::BF16 && tensor.cols().is_multiple_of(SPLIT_COLS)
         };
         let mut matrix = Self {
             parts: Vec::new(),

@@ -1,4 +1,4 @@
-// Gate and up of more tokens than `skinny.cu` takes where there is wgmma (sm_90a), bf16 weights:
+// Gate and up of eight tokens and more where there is wgmma (sm_90a), bf16 weights:
 // `output = activation(input · gateᵀ) * (input · upᵀ)`. A library's product would write both halves to memory for another
 // kernel to read.
 //

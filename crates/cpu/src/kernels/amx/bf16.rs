@@ -1,9 +1,9 @@
-//! Float weights of 16 bits times rows of f32, in tiles of bf16 with sums of f32.
+//! Weights of bf16 times rows of f32, in tiles of bf16 with sums of f32.
 //!
 //! One `tdpbf16ps` multiplies 16 tokens × 32 k with 32 k × 16 output rows (one panel). Nothing of f32's precision is given
 //! up for it that matters: a value `x` is `hi + lo`, `hi` being the bf16 nearest to `x` and `lo` the one nearest to the
-//! rest, which leaves 16 bits or more. Rows are split once a product ([`split_row`]); bf16 weights are what they
-//! are; f16 weights are split too, exactly, and of the four products the one of both `lo`s, the smallest, is left out.
+//! rest, which leaves 16 bits or more. Rows are split once a product ([`split_row`]). Weights of f16 could be split too, but
+//! then a single token takes three times as long as without tiles.
 //!
 //! Everything lies as tiles read it, one after the other: tiles that do not come from the first-level cache in this way
 //! are several times slower. Panels are packed in pairs of k, `[k / 2][16 rows][2]`. Split rows are `[blocks of 256 k][tiles of
@@ -20,7 +20,6 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 use super::{FULL_CONFIG, TILE_ROWS, configure, release};
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
@@ -139,11 +138,10 @@ pub struct Tile {
     num_groups: usize,
 }
 
-/// Adds a tile's products to registers 0 to 2. For each panel its registers of sums and of weights, and where its weights'
-/// `lo` lie, if there are any. Neighbouring products have different sums: one takes three times as long as it keeps
-/// the unit busy.
+/// Adds a tile's products to registers 0 to 2. For each panel its registers of sums and of weights. Neighbouring products
+/// have different sums: one takes three times as long as it keeps the unit busy.
 macro_rules! add_products {
-    ($tile:ident: $($sums:literal += $weights:literal $(and $low:literal)?, $from:ident = $panel:literal;)+) => {
+    ($tile:ident: $($sums:literal += $weights:literal, $from:ident = $panel:literal;)+) => {
         asm!(
             "2:",
             "tileloadd tmm3, [{hi} + {row}*1]",
@@ -153,10 +151,6 @@ macro_rules! add_products {
             )+
             "tileloadd tmm4, [{lo} + {row}*1]",
             $(concat!("tdpbf16ps ", $sums, ", tmm4, ", $weights),)+
-            $($(
-                concat!("tileloadd ", $weights, ", [{", stringify!($from), "} + {line}*1 + ", $low, "]"),
-                concat!("tdpbf16ps ", $sums, ", tmm3, ", $weights),
-            )?)+
             "add {hi}, {group}",
             "add {lo}, {group}",
             $(concat!("add {", stringify!($from), "}, 1024"),)+
@@ -234,51 +228,18 @@ impl Sums {
     }
 }
 
-/// A format of weights, packed in pairs.
-pub trait Weights: 'static {
-    /// Groups that are opened at once: a part of [`BLOCK_GROUPS`].
-    const GROUPS: usize;
-    /// Where `GROUPS` groups of a panel can be read, once opened to `to` if that is needed, and how far the next panel's are.
-    unsafe fn open(
-        from: *const u8,
-        panel_bytes: usize,
-        num_groups: usize,
-        num_panels: usize,
-        to: *mut u8,
-    ) -> (*const u8, usize);
-    unsafe fn multiply(tile: &Tile, num_panels: usize);
-}
-
-#[derive(Debug)]
-pub struct Bf16;
-#[derive(Debug)]
-pub struct F16;
-
-impl Weights for Bf16 {
-    const GROUPS: usize = BLOCK_GROUPS;
-
+impl Tile {
     #[inline(always)]
-    unsafe fn open(
-        from: *const u8,
-        panel_bytes: usize,
-        _: usize,
-        _: usize,
-        _: *mut u8,
-    ) -> (*const u8, usize) {
-        (from, panel_bytes)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(tile: &Tile, num_panels: usize) {
+    unsafe fn multiply(&self, num_panels: usize) {
         match num_panels {
-            1 => add_products!(tile:
+            1 => add_products!(self:
                 "tmm0" += "tmm5", from0 = 0;
             ),
-            2 => add_products!(tile:
+            2 => add_products!(self:
                 "tmm0" += "tmm5", from0 = 0;
                 "tmm1" += "tmm6", from1 = 1;
             ),
-            _ => add_products!(tile:
+            _ => add_products!(self:
                 "tmm0" += "tmm5", from0 = 0;
                 "tmm1" += "tmm6", from1 = 1;
                 "tmm2" += "tmm7", from2 = 2;
@@ -287,84 +248,29 @@ impl Weights for Bf16 {
     }
 }
 
-/// Bytes of an opened panel of f16: `hi`, then `lo`.
-const OPENED_BYTES: usize = 2 * F16::GROUPS * PANEL_GROUP;
-const _: () = assert!(OPENED_BYTES == 8192, "written out below");
-
-impl Weights for F16 {
-    const GROUPS: usize = BLOCK_GROUPS / 2;
-
-    /// Here `hi` is cut off, not rounded: it has eight of the eleven bits and `lo` the others, so nothing is lost.
-    #[inline]
-    #[target_feature(enable = "avx512f,f16c")]
-    unsafe fn open(
-        from: *const u8,
-        panel_bytes: usize,
-        num_groups: usize,
-        num_panels: usize,
-        to: *mut u8,
-    ) -> (*const u8, usize) {
-        let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-        for panel in 0..num_panels {
-            let (from, to) = (from.add(panel * panel_bytes), to.add(panel * OPENED_BYTES));
-            for at in (0..num_groups * PANEL_GROUP).step_by(32) {
-                let x = _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast()));
-                let hi = _mm512_and_si512(_mm512_castps_si512(x), upper);
-                let lo = _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(hi)));
-                let narrow = |bits| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
-                _mm256_store_si256(to.add(at).cast(), narrow(hi));
-                _mm256_store_si256(to.add(OPENED_BYTES / 2 + at).cast(), narrow(lo));
-            }
-        }
-        (to, OPENED_BYTES)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(tile: &Tile, num_panels: usize) {
-        match num_panels {
-            1 => add_products!(tile:
-                "tmm0" += "tmm5" and "4096", from0 = 0;
-            ),
-            2 => add_products!(tile:
-                "tmm0" += "tmm5" and "4096", from0 = 0;
-                "tmm1" += "tmm6" and "4096", from1 = 1;
-            ),
-            _ => add_products!(tile:
-                "tmm0" += "tmm5" and "4096", from0 = 0;
-                "tmm1" += "tmm6" and "4096", from1 = 1;
-                "tmm2" += "tmm7" and "4096", from2 = 2;
-            ),
-        }
-    }
-}
-
-/// Some opened panels.
-#[repr(align(64))]
-struct Opened([MaybeUninit<u8>; MAX_PANELS * OPENED_BYTES]);
-
 /// The [`PanelKernel`](crate::kernels::gemm::PanelKernel) for rows that were split and panels that were packed in pairs, between
 /// [`begin`] and [`end`]. `first` is a multiple of [`TOKENS`], and `out` has room for whole tiles.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
+pub unsafe fn panels(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
     debug_assert!(args.cols.is_multiple_of(GROUP) && (1..=MAX_PANELS).contains(&args.num_panels));
     debug_assert!(first.is_multiple_of(TOKENS) && (count == 1 || args.split_tiles > 0));
-    #[allow(clippy::large_stack_arrays)]
-    // It must stay in the first-level cache, and a step allocates nothing.
-    let mut opened = Opened([MaybeUninit::uninit(); MAX_PANELS * OPENED_BYTES]);
     let places = Split { num_groups: args.cols / GROUP, num_tiles: args.split_tiles };
     // The sums of a single tile stay in their registers: what was just stored is slow to load.
     let is_single = count <= TOKENS;
-    for group in (0..places.num_groups).step_by(W::GROUPS) {
-        let num_groups = W::GROUPS.min(places.num_groups - group);
+    for group in (0..places.num_groups).step_by(BLOCK_GROUPS) {
+        let num_groups = BLOCK_GROUPS.min(places.num_groups - group);
         let is_last = group + num_groups == places.num_groups;
-        let from = args.quants.add(group * PANEL_GROUP);
-        let to = opened.0.as_mut_ptr().cast();
-        let (weights, panel_bytes) = W::open(from, args.quants_stride, num_groups, args.num_panels, to);
         for token in (0..count).step_by(TOKENS) {
             let hi = args.floats.cast::<u8>().add(places.place(first + token, group));
-            let lo = hi.add(places.low_bytes());
-            let (row_bytes, group_bytes) = (places.row_bytes(), places.group_bytes());
-            let tile = Tile { hi, lo, row_bytes, group_bytes, weights, panel_bytes, num_groups };
+            let tile = Tile {
+                hi,
+                lo: hi.add(places.low_bytes()),
+                row_bytes: places.row_bytes(),
+                group_bytes: places.group_bytes(),
+                weights: args.quants.add(group * PANEL_GROUP),
+                panel_bytes: args.quants_stride,
+                num_groups,
+            };
             let start = out.add(token * PANEL_ROWS);
             let sums = Sums { start, panel_stride: args.out_stride, num_panels: args.num_panels };
             if group == 0 {
@@ -372,7 +278,7 @@ pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, o
             } else if !is_single {
                 sums.load();
             }
-            W::multiply(&tile, args.num_panels);
+            tile.multiply(args.num_panels);
             if is_last || !is_single {
                 sums.store();
             }
@@ -383,12 +289,11 @@ pub unsafe fn panels<W: Weights>(args: &PanelArgs, first: usize, count: usize, o
 #[cfg(test)]
 mod tests {
     use baton_backend::testing::Random;
-    use half::{bf16, f16};
+    use half::bf16;
 
     use super::super::is_available;
     use super::*;
     use crate::isa::Isa;
-    use crate::memory::AlignedBytes;
 
     /// Panels of one test: packed, `[panels][k / 2][16][2]`, and as numbers, `[panels][k][16]`.
     struct Panels {
@@ -396,18 +301,13 @@ mod tests {
         values: Vec<f32>,
     }
 
-    fn random_panels(random: &mut Random, num_panels: usize, cols: usize, is_f16: bool) -> Panels {
+    fn random_panels(random: &mut Random, num_panels: usize, cols: usize) -> Panels {
         let numbers = random.normals(num_panels * cols * PANEL_ROWS);
         let (mut packed, mut values) = (vec![0; numbers.len()], vec![0.0; numbers.len()]);
         for (at, x) in numbers.into_iter().enumerate() {
             let (k, row) = (at / PANEL_ROWS, at % PANEL_ROWS);
-            let (bits, value) = if is_f16 {
-                (f16::from_f32(x).to_bits(), f16::from_f32(x).to_f32())
-            } else {
-                (bf16::from_f32(x).to_bits(), bf16::from_f32(x).to_f32())
-            };
-            packed[(k / 2 * PANEL_ROWS + row) * 2 + k % 2] = bits;
-            values[at] = value;
+            packed[(k / 2 * PANEL_ROWS + row) * 2 + k % 2] = bf16::from_f32(x).to_bits();
+            values[at] = bf16::from_f32(x).to_f32();
         }
         Panels { packed, values }
     }
@@ -488,34 +388,9 @@ mod tests {
         assert_eq!((single.place(0, 8), single.low_bytes(), single.row_bytes()), (8 * 128, 64, 0));
     }
 
-    #[test]
-    fn every_f16_is_the_sum_of_its_halves() {
-        if lacks_avx512() {
-            return;
-        }
-        let opened = AlignedBytes::zeroed(OPENED_BYTES, "a test").expect("small");
-        let all: Vec<u16> = (0..=u16::MAX).filter(|&bits| f16::from_bits(bits).is_finite()).collect();
-        let len = F16::GROUPS * GROUP * PANEL_ROWS;
-        assert!(all.len().is_multiple_of(len));
-        for panel in all.chunks(len) {
-            // SAFETY: the processor has the instructions; the panel has as many groups and fits.
-            let opened = unsafe {
-                let (at, _) = F16::open(panel.as_ptr().cast(), 0, F16::GROUPS, 1, opened.as_mut_ptr());
-                std::slice::from_raw_parts(at.cast::<u16>(), 2 * len)
-            };
-            for (at, &bits) in panel.iter().enumerate() {
-                let (hi, lo) = (bf16::from_bits(opened[at]), bf16::from_bits(opened[len + at]));
-                let value = f16::from_bits(bits);
-                let difference = hi.to_f32() + lo.to_f32() - value.to_f32();
-                assert!(difference.abs() <= 0.0, "{value}: {hi} + {lo}");
-            }
-        }
-    }
-
     /// Multiplies tokens `first..first + count` of `rows`, or its only one; what lies behind the tiles must stay.
     unsafe fn multiply(
         panels: &Panels,
-        is_f16: bool,
         (num_panels, cols): (usize, usize),
         (rows, split_tiles): (*const f32, usize),
         (first, count): (usize, usize),
@@ -540,9 +415,8 @@ mod tests {
             target: std::ptr::null(),
             target_stride: 0,
         };
-        let kernel = if is_f16 { super::panels::<F16> } else { super::panels::<Bf16> };
         begin();
-        kernel(&args, first, count, out.as_mut_ptr());
+        super::panels(&args, first, count, out.as_mut_ptr());
         end();
         let behind = out.chunks(out_stride).flat_map(|panel| &panel[written..]);
         assert!(behind.into_iter().all(|&x| x == UNTOUCHED), "more than {count} tokens were written");
@@ -557,11 +431,9 @@ mod tests {
         }
         let num_tokens = 40;
         let shapes = [(1, 32), (2, 96), (3, 128), (3, 256), (2, 416), (1, 544), (3, 608)];
-        for (is_f16, (num_panels, cols)) in
-            [false, true].into_iter().flat_map(|f16| shapes.map(|shape| (f16, shape)))
-        {
+        for (num_panels, cols) in shapes {
             let mut random = Random::new(11);
-            let panels = random_panels(&mut random, num_panels, cols, is_f16);
+            let panels = random_panels(&mut random, num_panels, cols);
             let rows = random.normals(num_tokens * cols);
             let shape = (num_panels, cols);
             let split = |first: usize, count: usize, num_tiles: usize| {
@@ -575,7 +447,7 @@ mod tests {
             };
             let whole = split(0, num_tokens, 3);
             // SAFETY: available; the arrays have the sizes that are said.
-            let all = unsafe { multiply(&panels, is_f16, shape, (whole.as_ptr(), 3), (0, num_tokens)) };
+            let all = unsafe { multiply(&panels, shape, (whole.as_ptr(), 3), (0, num_tokens)) };
             for (at, got) in all.iter().enumerate() {
                 let (panel, token, row) =
                     (at / PANEL_ROWS / num_tokens, at / PANEL_ROWS % num_tokens, at % PANEL_ROWS);
@@ -586,7 +458,7 @@ mod tests {
                 let (expected, scale) = (products.clone().sum::<f64>(), products.map(f64::abs).sum::<f64>());
                 assert!(
                     (f64::from(*got) - expected).abs() <= scale / f64::from(1 << 16),
-                    "f16 {is_f16}, {num_panels} panels of {cols}, token {token}, row {row}: {got}, not {expected}"
+                    "{num_panels} panels of {cols}, token {token}, row {row}: {got}, not {expected}"
                 );
             }
             // A token's results are the same bits in every batch, and alone.
@@ -599,20 +471,19 @@ mod tests {
             };
             for (first, count) in [(0, 1), (0, 16), (0, 17), (16, 1), (16, 24), (32, 8)] {
                 // SAFETY: as above.
-                let some = unsafe { multiply(&panels, is_f16, shape, (whole.as_ptr(), 3), (first, count)) };
+                let some = unsafe { multiply(&panels, shape, (whole.as_ptr(), 3), (first, count)) };
                 same(&some, first, count);
             }
             for (first, count) in [(5_usize, 1_usize), (7, 20)] {
                 let num_tiles = count.div_ceil(TOKENS);
                 let some = split(first, count, num_tiles);
                 // SAFETY: as above.
-                let some =
-                    unsafe { multiply(&panels, is_f16, shape, (some.as_ptr(), num_tiles), (0, count)) };
+                let some = unsafe { multiply(&panels, shape, (some.as_ptr(), num_tiles), (0, count)) };
                 same(&some, first, count);
             }
             let alone = split(9, 1, 0);
             // SAFETY: as above.
-            let alone = unsafe { multiply(&panels, is_f16, shape, (alone.as_ptr(), 0), (0, 1)) };
+            let alone = unsafe { multiply(&panels, shape, (alone.as_ptr(), 0), (0, 1)) };
             same(&alone, 9, 1);
         }
     }
