@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(split(8, 16_448, None), 4160);
         assert_eq!([32, 64, 256].map(|batch| split(batch, 640, None)), [0; 3]);
         // Only what a window shows is split.
-        assert_eq!([200, 40].map(|window| split(8, 16_384, Some(window))), [128, 0]);
+        assert_eq!([200, 40].map(|window| split(8, 16_384, Some(window))), [64, 0]);
         // Prompts are no reason to split, and a device that wants no splits gets none.
         assert_eq!(choose_split(&sequences(&[(0, 4096)], 16), &options, 8, 264), 0);
         assert_eq!(choose_split(&sequences(&[(4096, 1)], 16), &options, 8, 0), 0);
