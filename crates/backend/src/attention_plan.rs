@@ -75,8 +75,9 @@ const MAX_PARTS: u32 = 64;
 const SPLIT_UNIT: u32 = 64;
 /// What an item costs beside its keys (its start, its partial result), in keys.
 const ITEM_COST: u64 = 96;
-/// What a part of a context costs when it is merged with the others, in keys.
+/// What a part of a context costs when it is merged with the others, in keys. Further parts than these cost little.
 const PART_COST: u64 = 24;
+const COSTLY_PARTS: u64 = 8;
 /// More items than this are never made by splitting.
 const MAX_SPLIT_ITEMS: u64 = 4096;
 /// With so many rounds of whole contexts the last, half empty one no longer matters.
@@ -104,7 +105,7 @@ pub fn choose_split(
     };
     let cost = |items: u64, keys: u32| {
         let parts = u64::from(longest.div_ceil(keys));
-        let merge = if parts > 1 { parts * PART_COST } else { 0 };
+        let merge = if parts > 1 { parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge
     };
     let unit = SPLIT_UNIT.next_multiple_of(block_size);
