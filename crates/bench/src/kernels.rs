@@ -181,26 +181,6 @@ fn seconds(backend: &mut dyn Backend, program: &Products, num_rows: usize) -> Re
     Ok(best.max(1e-9))
 }
 
-/// How fast `threads` threads read memory that is in no cache, in GB a second.
-pub fn memory_gb_per_s(threads: usize) -> f64 {
-    let words = TOTAL_BYTES / size_of::<u64>() / threads.max(1);
-    let parts: Vec<Vec<u64>> = (0..threads.max(1)).map(|part| vec![part as u64 + 1; words]).collect();
-    let mut best = f64::MAX;
-    for _ in 0..RUNS {
-        let started = Instant::now();
-        let sum: u64 = std::thread::scope(|scope| {
-            let readers: Vec<_> = parts
-                .iter()
-                .map(|part| scope.spawn(|| part.iter().fold(0_u64, |sum, &word| sum ^ word)))
-                .collect();
-            readers.into_iter().map(|reader| reader.join().unwrap_or(0)).fold(0, |a, b| a ^ b)
-        });
-        std::hint::black_box(sum);
-        best = best.min(started.elapsed().as_secs_f64());
-    }
-    (parts.len() * words * size_of::<u64>()) as f64 / best.max(1e-9) / 1e9
-}
-
 /// A figure, and its share of a limit that is known.
 fn with_share(figure: f64, limit: Option<f64>) -> String {
     match limit {

@@ -31,7 +31,6 @@ pub use dataset::{
 pub use error::BenchError;
 pub use kernels::{
     KernelFigures, KernelLimits, KernelsOptions, KernelsResult, kernels, kernels_json, kernels_table,
-    memory_gb_per_s,
 };
 pub use kernels_attention::AttentionFigures;
 pub use metrics::{Goodput, Metric, ServeMetrics, details};

@@ -1,4 +1,5 @@
-//! Nothing but the two instructions that products are made of, on registers: how fast this machine could be at best.
+//! Nothing but the two instructions that products are made of, on registers, and nothing but reads of memory: how fast this machine
+//! could be at best.
 //!
 //! # Safety
 //! As in [`super::simd`].
@@ -21,6 +22,29 @@ pub unsafe fn dot<S: Simd>(rounds: usize) -> f64 {
 #[inline(always)]
 pub unsafe fn fma<S: Simd>(rounds: usize) -> f64 {
     if S::WIDE { fma_chains::<S, 12>(rounds) } else { fma_chains::<S, 5>(rounds) }
+}
+
+/// Streams that a thread reads side by side, as products do with panels, and how far ahead lines are asked for.
+const STREAMS: usize = 4;
+const AHEAD: usize = 4096;
+
+/// Reads `bytes` bytes, a multiple of 64 times [`STREAMS`], from a multiple of 64 on.
+pub type ReadKernel = unsafe fn(*const u8, usize);
+
+#[inline(always)]
+pub unsafe fn read<S: Simd>(from: *const u8, bytes: usize) {
+    let each = bytes / STREAMS;
+    let mut sums = [S::splat(0.0); STREAMS];
+    for at in (0..each).step_by(64) {
+        for (stream, sum) in sums.iter_mut().enumerate() {
+            let line = from.add(stream * each + at);
+            S::prefetch(line.wrapping_add(AHEAD));
+            *sum = S::add(*sum, S::load(line.cast()));
+        }
+    }
+    for sum in sums {
+        black_box(S::sum(sum));
+    }
 }
 
 /// `CHAINS` sums that do not wait for each other.

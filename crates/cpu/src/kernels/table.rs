@@ -7,7 +7,7 @@ use baton_backend::{Activation, KvDtype, RopeStyle, WeightFormat};
 
 use super::attention::{AttentionArgs, MergeArgs};
 use super::gemm::PanelKernel;
-use super::peak::PeakKernel;
+use super::peak::{PeakKernel, ReadKernel};
 use super::rows::{Epilogue, NormArgs};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
@@ -38,6 +38,7 @@ pub struct Kernels {
     /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
     pub peak_dot: PeakKernel,
     pub peak_fma: PeakKernel,
+    pub peak_read: ReadKernel,
     /// Where bf16 weights are multiplied in tiles.
     pub split: Option<SplitKernels>,
     /// `(x, len, quants, stride, scale)`.
@@ -198,6 +199,10 @@ macro_rules! table {
                 peak::fma::<$simd>(rounds)
             }
             $(#[target_feature(enable = $features)])?
+            unsafe fn peak_read(from: *const u8, bytes: usize) {
+                peak::read::<$simd>(from, bytes);
+            }
+            $(#[target_feature(enable = $features)])?
             unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, stride: usize, scale: *mut f32) {
                 int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
             }
@@ -233,6 +238,7 @@ macro_rules! table {
                 write_int8,
                 peak_dot,
                 peak_fma,
+                peak_read,
                 split: None,
             };
         }

@@ -42,7 +42,7 @@ fn cpu_limits(threads: Option<usize>) -> Result<KernelLimits> {
     let threads = threads.unwrap_or_else(|| baton_cpu::Machine::read().default_threads());
     let peaks = baton_cpu::Peaks::measure(None, threads)?;
     Ok(KernelLimits {
-        memory_gb_per_s: Some(baton_bench::memory_gb_per_s(threads)),
+        memory_gb_per_s: Some(peaks.memory_gb_per_s),
         dot_gmac_per_s: Some(peaks.dot_gmac_per_s),
         fma_gmac_per_s: Some(peaks.fma_gmac_per_s),
         bf16_gmac_per_s: peaks.bf16_gmac_per_s,
