@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use crate::topology::{Core, Machine};
-use crate::units::Nodes;
+use crate::units::Groups;
 
 /// Looks before yielding: some tens of microseconds.
 const SPINS: u32 = 1 << 10;
@@ -96,9 +96,9 @@ type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
     num_threads: usize,
-    nodes: Nodes,
+    groups: Groups,
     /// Of each worker.
-    node_of: Vec<usize>,
+    group_of: Vec<usize>,
     /// The job of the current round; written by the caller while all workers wait.
     job: UnsafeCell<Option<Job<'static>>>,
     round: Signal,
@@ -124,8 +124,8 @@ struct Abandoned;
 /// One thread's view of a running job.
 pub struct Worker<'a> {
     pub index: usize,
-    /// Which of the pool's NUMA nodes it runs on.
-    pub node: usize,
+    /// Which of the pool's groups it belongs to.
+    pub group: usize,
     shared: &'a Shared,
 }
 
@@ -167,33 +167,38 @@ impl std::fmt::Debug for Pool {
 impl Pool {
     /// `num_threads` workers, the caller included. With `pin`, and if there are as many cores, each worker but the
     /// caller is bound to a core of its own, on different physical cores as long as there are any; the caller stays free
-    /// because its children would inherit the binding, and is taken to run where a core is left for it. Workers that are
-    /// not bound are all of one node.
+    /// because its children would inherit the binding, and is taken to run where a core is left for it.
     pub fn new(num_threads: usize, pin: bool) -> std::io::Result<Self> {
         let num_threads = num_threads.max(1);
         let mut cores = if pin { Machine::read().cores } else { Vec::new() };
-        if cores.len() < num_threads {
-            return Self::start(&vec![0; num_threads], &[]);
-        }
         cores.truncate(num_threads);
-        let nodes: Vec<usize> = cores.iter().map(|core| core.node).collect();
-        Self::start(&nodes, &cores)
+        if cores.len() < num_threads {
+            cores.clear();
+        }
+        // A group each, those of a NUMA node side by side.
+        let mut order: Vec<usize> = (0..num_threads).collect();
+        order.sort_by_key(|&worker| cores.get(worker).map(|core| core.node));
+        let mut groups = vec![0; num_threads];
+        for (group, &worker) in order.iter().enumerate() {
+            groups[worker] = group;
+        }
+        Self::start(&groups, &cores)
     }
 
-    /// Workers that are not bound, as if they ran on these nodes.
+    /// Workers of these groups, not bound.
     #[cfg(test)]
-    pub fn with_nodes(nodes: &[usize]) -> std::io::Result<Self> {
-        Self::start(nodes, &[])
+    pub fn with_groups(groups: &[usize]) -> std::io::Result<Self> {
+        Self::start(groups, &[])
     }
 
-    /// A worker for each of `nodes`, bound to the core of the same place if there is one.
-    fn start(nodes: &[usize], cores: &[Core]) -> std::io::Result<Self> {
-        let num_threads = nodes.len();
-        let (nodes, node_of) = Nodes::new(nodes);
+    /// A worker for each of `groups`, bound to the core of the same place if there is one.
+    fn start(groups: &[usize], cores: &[Core]) -> std::io::Result<Self> {
+        let num_threads = groups.len();
+        let (groups, group_of) = Groups::new(groups);
         let shared = Arc::new(Shared {
             num_threads,
-            nodes,
-            node_of,
+            groups,
+            group_of,
             job: UnsafeCell::new(None),
             round: Signal::default(),
             unfinished: AtomicUsize::new(0),
@@ -223,16 +228,16 @@ impl Pool {
         self.shared.num_threads
     }
 
-    /// How the workers are spread over NUMA nodes.
-    pub fn nodes(&self) -> &Nodes {
-        &self.shared.nodes
+    /// How the workers share the weights.
+    pub fn groups(&self) -> &Groups {
+        &self.shared.groups
     }
 
     /// Runs `job` once on every worker and returns when all are done.
     pub fn run(&self, job: Job<'_>) {
         let shared = &*self.shared;
         if shared.num_threads == 1 {
-            job(&Worker { index: 0, node: 0, shared });
+            job(&Worker { index: 0, group: 0, shared });
             return;
         }
         shared.unfinished.store(shared.num_threads - 1, Ordering::Relaxed);
@@ -283,7 +288,7 @@ fn work(shared: &Shared, index: usize) {
 }
 
 fn run_guarded(shared: &Shared, index: usize, job: Job<'_>) {
-    let worker = Worker { index, node: shared.node_of[index], shared };
+    let worker = Worker { index, group: shared.group_of[index], shared };
     let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&worker))) else { return };
     if payload.is::<Abandoned>() {
         return;

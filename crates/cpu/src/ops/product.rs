@@ -3,7 +3,7 @@
 //! Phase one makes rows ready (gather, normalise, quantise), a barrier follows, phase two multiplies. A single row is
 //! made ready by every worker for itself: that takes no longer than waiting for another to do it. A unit of phase
 //! two is some panels times some tokens; panels come first in the numbering, so that a worker goes through many panels
-//! with the same tokens in its cache. Each NUMA node has units of the panels that were packed there, and takes others'
+//! with the same tokens in its cache. Each group of workers has units of the panels that it packed, and takes others'
 //! only when its own are done.
 
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::kernels::rows::NormArgs;
 use crate::kernels::{Kernels, SplitKernels};
 use crate::pool::Worker;
 use crate::quantize::{self, ActivationBlock, LANES};
-use crate::units::{NodeUnits, Nodes, Units};
+use crate::units::{GroupUnits, Groups, Units};
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
 use crate::weights::{PackedMatrix, Panel};
 
@@ -80,10 +80,10 @@ pub struct Product<'a> {
     chunk: usize,
     num_panels: usize,
     panels_per_unit: usize,
-    nodes: &'a Nodes,
+    groups: &'a Groups,
     rows_per_unit: usize,
     row_units: Units,
-    units: NodeUnits,
+    units: GroupUnits,
 }
 
 // SAFETY: the pointers are to buffers of the backend, which outlive the op; writers are told apart by units (rows in
@@ -153,9 +153,9 @@ impl<'a> Product<'a> {
         if num_panels * num_chunks >= 2 * MAX_PANELS * num_threads {
             panels_per_unit = panels_per_unit.next_multiple_of(MAX_PANELS);
         }
-        let nodes = step.backend.pool.nodes();
-        let units = NodeUnits::new(nodes, |node| {
-            let share = matrix.share(nodes, node, num_panels);
+        let groups = step.backend.pool.groups();
+        let units = GroupUnits::new(groups, |group| {
+            let share = matrix.share(groups, group, num_panels);
             num_chunks * share.num_ranges * share.first.len().div_ceil(panels_per_unit)
         });
         let rows_per_unit = if num_tokens >= GROUPED_ROWS * num_threads { LANES } else { 1 };
@@ -178,7 +178,7 @@ impl<'a> Product<'a> {
             chunk,
             num_panels,
             panels_per_unit,
-            nodes,
+            groups,
             rows_per_unit,
             row_units: Units::new(num_tokens.div_ceil(rows_per_unit)),
             units,
@@ -253,12 +253,12 @@ impl<'a> Product<'a> {
             // SAFETY: `prepare` began it.
             unsafe { (split.end)() };
         }
-        taken.map(|(node, unit)| self.unit(node, unit))
+        taken.map(|(owner, unit)| self.unit(owner, unit))
     }
 
-    /// What a unit of a node's share is.
-    fn unit(&self, node: usize, unit: usize) -> ProductUnit {
-        let share = self.matrix.share(self.nodes, node, self.num_panels);
+    /// What a unit of a group of workers' share is.
+    fn unit(&self, owner: usize, unit: usize) -> ProductUnit {
+        let share = self.matrix.share(self.groups, owner, self.num_panels);
         let units_per_range = share.first.len().div_ceil(self.panels_per_unit);
         let units_per_chunk = share.num_ranges * units_per_range;
         let (chunk, group) = (unit / units_per_chunk, unit % units_per_chunk);
@@ -334,11 +334,11 @@ mod tests {
     const COLS: usize = 64;
     const MAX_TOKENS: usize = 600;
 
-    /// A backend whose workers are said to run on these nodes, with the weight and its input.
-    fn backend(nodes: &[usize], parts: &[Tensor]) -> (CpuBackend, BufferId) {
-        let options = CpuOptions { threads: Some(nodes.len()), ..CpuOptions::default() };
+    /// A backend with workers of these groups, with the weight and its input.
+    fn backend(groups: &[usize], parts: &[Tensor]) -> (CpuBackend, BufferId) {
+        let options = CpuOptions { threads: Some(groups.len()), ..CpuOptions::default() };
         let mut backend = CpuBackend::new(options).expect("starts");
-        backend.pool = Pool::with_nodes(nodes).expect("threads");
+        backend.pool = Pool::with_groups(groups).expect("threads");
         let limits = StepLimits {
             max_tokens: MAX_TOKENS,
             max_seqs: 1,
@@ -353,10 +353,10 @@ mod tests {
         (backend, input)
     }
 
-    /// The node of each panel in a product that walks over `1 / halves` of them, after checking that the units of all nodes
+    /// The group of each panel in a product that walks over `1 / halves` of them, after checking that the units of all groups
     /// are every panel with every token once.
-    fn nodes_of_panels(nodes: &[usize], parts: &[Tensor], num_tokens: usize, halves: usize) -> Vec<usize> {
-        let (mut backend, buffer) = backend(nodes, parts);
+    fn groups_of_panels(groups: &[usize], parts: &[Tensor], num_tokens: usize, halves: usize) -> Vec<usize> {
+        let (mut backend, buffer) = backend(groups, parts);
         let (step_input, mut output) = (StepInput::default(), StepOutput::default());
         let step = Step::new(&mut backend, &step_input, &mut output);
         let input = ProductInput { buffer, norm: None, gather: None, num_tokens, in_place: false };
@@ -364,24 +364,24 @@ mod tests {
         let num_panels = matrix.panels.len() / halves;
         let product = Product::new(&step, &input, matrix, COLS, num_panels).expect("valid");
         let mut times = vec![0; num_panels * num_tokens];
-        let mut node_of = vec![usize::MAX; num_panels];
-        for node in 0..step.backend.pool.nodes().num_nodes() {
+        let mut group_of = vec![usize::MAX; num_panels];
+        for group in 0..step.backend.pool.groups().num_groups() {
             let mut last_token = 0;
-            for number in 0..product.units.len_of(node) {
-                let unit = product.unit(node, number);
+            for number in 0..product.units.len_of(group) {
+                let unit = product.unit(group, number);
                 assert!(!unit.panels.is_empty() && unit.first_token >= last_token, "panels come first");
                 last_token = unit.first_token;
                 for panel in unit.panels {
-                    assert!(node_of[panel] == usize::MAX || node_of[panel] == node, "panel {panel}");
-                    node_of[panel] = node;
+                    assert!(group_of[panel] == usize::MAX || group_of[panel] == group, "panel {panel}");
+                    group_of[panel] = group;
                     for token in unit.first_token..unit.first_token + unit.num_tokens {
                         times[panel * num_tokens + token] += 1;
                     }
                 }
             }
         }
-        assert!(times.iter().all(|&times| times == 1), "{num_tokens} tokens on {nodes:?}");
-        node_of
+        assert!(times.iter().all(|&times| times == 1), "{num_tokens} tokens on {groups:?}");
+        group_of
     }
 
     #[test]
@@ -399,19 +399,20 @@ mod tests {
             vec![tensor(WeightFormat::F16, 400), tensor(WeightFormat::F16, 33)],
             vec![tensor(WeightFormat::Q8_0, 2)],
         ];
-        for (parts, nodes) in cases.iter().flat_map(|parts| {
-            [&[0, 0][..], &[0, 1], &[1, 0, 0, 1], &[0, 0, 0, 4], &[0, 1, 2, 3, 4]].map(|nodes| (parts, nodes))
+        for (parts, groups) in cases.iter().flat_map(|parts| {
+            [&[0, 0][..], &[0, 1], &[1, 0, 0, 1], &[0, 0, 0, 4], &[0, 1, 2, 3, 4]]
+                .map(|groups| (parts, groups))
         }) {
-            let (backend, _) = backend(nodes, parts);
+            let (backend, _) = backend(groups, parts);
             let matrix = backend.weights[0].packed.as_ref().expect("packed");
-            let packed_on: Vec<usize> = matrix.nodes_of_panels(&backend.pool);
+            let packed_on: Vec<usize> = matrix.groups_of_panels(&backend.pool);
             let rows: usize = parts.iter().map(Tensor::rows).sum();
             for num_tokens in [1, 7, MAX_TOKENS] {
-                assert_eq!(nodes_of_panels(nodes, parts, num_tokens, 1), packed_on, "plain on {nodes:?}");
+                assert_eq!(groups_of_panels(groups, parts, num_tokens, 1), packed_on, "plain on {groups:?}");
                 if rows.is_multiple_of(2) {
-                    let pairs = nodes_of_panels(nodes, parts, num_tokens, 2);
+                    let pairs = groups_of_panels(groups, parts, num_tokens, 2);
                     let (gate, up) = packed_on.split_at(pairs.len());
-                    assert_eq!((gate, up), (&pairs[..], &pairs[..]), "gated on {nodes:?}");
+                    assert_eq!((gate, up), (&pairs[..], &pairs[..]), "gated on {groups:?}");
                 }
             }
         }

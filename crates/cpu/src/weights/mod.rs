@@ -10,7 +10,7 @@ use std::ops::Range;
 use baton_backend::{BackendError, Tensor, WeightFormat, WeightUse};
 
 use crate::pool::{Pool, Worker};
-use crate::units::{NodeUnits, Nodes};
+use crate::units::{GroupUnits, Groups};
 pub use pack::PackedPart;
 
 /// Sixteen rows (or fewer, at the end of a part) of a weight.
@@ -27,7 +27,7 @@ pub struct Panel {
 /// Columns come in groups of as many where rows are split: see `kernels::amx::bf16`.
 const SPLIT_COLS: usize = 32;
 
-/// The panels of one NUMA node: `num_ranges` ranges, each `period` after the one before.
+/// The panels of one group of workers: `num_ranges` ranges, each `period` after the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PanelShare {
     pub first: Range<usize>,
@@ -154,20 +154,20 @@ impl PackedMatrix {
         if self.has_halves { self.panels.len() / 2 } else { self.panels.len() }
     }
 
-    /// The panels of a node among the first `num_panels`, as a first range and the distance to a next one of the same
-    /// length, if there is one. Panels that pair have the same node, so a node's panels are the same whether all
+    /// The panels of a group among the first `num_panels`, as a first range and the distance to a next one of the same
+    /// length, if there is one. Panels that pair have the same group, so a group's panels are the same whether all
     /// are walked over or pairs.
-    pub fn share(&self, nodes: &Nodes, node: usize, num_panels: usize) -> PanelShare {
-        let period = if nodes.num_nodes() == 1 { num_panels } else { self.period().min(num_panels) };
-        PanelShare { first: nodes.share(node, period), period, num_ranges: num_panels / period.max(1) }
+    pub fn share(&self, groups: &Groups, group: usize, num_panels: usize) -> PanelShare {
+        let period = if groups.num_groups() == 1 { num_panels } else { self.period().min(num_panels) };
+        PanelShare { first: groups.share(group, period), period, num_ranges: num_panels / period.max(1) }
     }
 
-    /// Runs `work` once for each panel, on a worker of the node that [`Self::share`] gives it to.
+    /// Runs `work` once for each panel, on a worker of the group that [`Self::share`] gives it to.
     fn for_each_panel(&self, pool: &Pool, work: impl Fn(&Worker<'_>, usize) + Sync) {
-        let share = |node| self.share(pool.nodes(), node, self.panels.len());
-        let units = NodeUnits::new(pool.nodes(), |node| share(node).first.len());
+        let share = |group| self.share(pool.groups(), group, self.panels.len());
+        let units = GroupUnits::new(pool.groups(), |group| share(group).first.len());
         pool.run(&|worker| {
-            let share = share(worker.node);
+            let share = share(worker.group);
             while let Some(unit) = units.take_own(worker) {
                 for range in 0..share.num_ranges {
                     work(worker, range * share.period + share.first.start + unit);
@@ -176,19 +176,19 @@ impl PackedMatrix {
         });
     }
 
-    /// The node whose worker packs each panel.
+    /// The group whose worker packs each panel.
     #[cfg(test)]
-    pub fn nodes_of_panels(&self, pool: &Pool) -> Vec<usize> {
+    pub fn groups_of_panels(&self, pool: &Pool) -> Vec<usize> {
         use std::sync::atomic::{AtomicUsize, Ordering};
-        let nodes: Vec<AtomicUsize> = self.panels.iter().map(|_| AtomicUsize::new(usize::MAX)).collect();
+        let groups: Vec<AtomicUsize> = self.panels.iter().map(|_| AtomicUsize::new(usize::MAX)).collect();
         self.for_each_panel(pool, |worker, panel| {
             assert_eq!(
-                nodes[panel].swap(worker.node, Ordering::Relaxed),
+                groups[panel].swap(worker.group, Ordering::Relaxed),
                 usize::MAX,
                 "panel {panel} is packed twice"
             );
         });
-        nodes.into_iter().map(AtomicUsize::into_inner).collect()
+        groups.into_iter().map(AtomicUsize::into_inner).collect()
     }
 
     fn push(&mut self, tensor: &Tensor, row: usize) -> Result<(), BackendError> {
