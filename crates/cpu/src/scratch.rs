@@ -7,9 +7,8 @@ use baton_core::TokenLogprob;
 use crate::buffers::Buffer;
 use crate::kernels::attention::{AttentionScratch, UNIT_ROWS};
 use crate::memory::AlignedBytes;
-use crate::ops::product::SPLIT_TOKENS;
 use crate::quantize::{self, ActivationBlock};
-use crate::weights::formats::BLOCK;
+use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
 
 /// A part of an attention item that one worker takes.
 #[derive(Clone, Copy, Debug)]

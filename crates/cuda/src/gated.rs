@@ -30,7 +30,7 @@ pub(crate) struct GatedShape {
     stages: usize,
 }
 
-/// First those that go over any number of tokens, then those that take them all at once.
+/// Those that go over any number of tokens, and those that take them all at once.
 pub(crate) const GATED_SHAPES: [GatedShape; 4] = [
     GatedShape { name: "gated_many_128", cluster: 2, width: 128, tokens: 128, stages: 4 },
     GatedShape { name: "gated_many_112", cluster: 2, width: 112, tokens: 128, stages: 4 },
@@ -72,14 +72,16 @@ impl GatedShape {
 
 /// The kernel for these tokens, if it keeps enough of the device busy.
 fn choose(tokens: usize, width: usize, num_blocks: usize, min_busy: usize) -> Option<usize> {
-    let time = |which: &usize| GATED_SHAPES[*which].time(tokens, width, num_blocks);
-    let which = match tokens {
-        0..MIN_TOKENS => None,
-        MIN_TOKENS..=64 => Some(3),
-        65..=128 => Some(2),
-        _ => (0..2).filter(|which| time(which).is_some()).min_by_key(time),
-    }?;
-    (GATED_SHAPES[which].busy(tokens, width, num_blocks)? >= min_busy).then_some(which)
+    if tokens < MIN_TOKENS {
+        return None;
+    }
+    let shapes = || GATED_SHAPES.iter().enumerate();
+    let time = |shape: &GatedShape| shape.time(tokens, width, num_blocks);
+    let few = shapes().filter(|(_, shape)| shape.takes_all() && time(shape).is_some());
+    let many = shapes().filter(|(_, shape)| !shape.takes_all() && time(shape).is_some());
+    let (which, shape) =
+        few.min_by_key(|(_, shape)| shape.tokens).or_else(|| many.min_by_key(|(_, shape)| time(shape)))?;
+    (shape.busy(tokens, width, num_blocks)? >= min_busy).then_some(which)
 }
 
 impl Run<'_> {

@@ -8,7 +8,7 @@ mod gated;
 mod linear;
 mod logits;
 mod norm;
-pub mod product;
+mod product;
 mod qkv;
 mod sample;
 

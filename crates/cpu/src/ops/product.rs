@@ -18,13 +18,11 @@ use crate::kernels::{Kernels, SplitKernels};
 use crate::pool::Worker;
 use crate::quantize::{self, ActivationBlock, LANES};
 use crate::units::{GroupUnits, Groups, Units};
-use crate::weights::formats::{BLOCK, PANEL_ROWS};
+use crate::weights::formats::{BLOCK, PANEL_ROWS, SPLIT_TOKENS};
 use crate::weights::{PackedMatrix, Panel};
 
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 256;
-/// Where rows are split, a multiple of this: whole tiles.
-pub const SPLIT_TOKENS: usize = 16;
 /// Float activations of a unit's tokens should stay in the second-level cache.
 const CHUNK_BYTES: usize = 640 << 10;
 /// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are

@@ -10,6 +10,9 @@ use baton_backend::WeightFormat;
 pub const PANEL_ROWS: usize = 16;
 /// Values along k that share one activation scale.
 pub const BLOCK: usize = 32;
+/// Where rows are split (`kernels::amx::bf16`): values along k of a group, and tokens of a tile.
+pub const SPLIT_COLS: usize = 32;
+pub const SPLIT_TOKENS: usize = 16;
 /// The most values one block of a file can have.
 pub const SUPER_BLOCK: usize = 256;
 

@@ -24,9 +24,6 @@ pub struct Panel {
     pub num_rows: u32,
 }
 
-/// Columns come in groups of as many where rows are split: see `kernels::amx::bf16`.
-const SPLIT_COLS: usize = 32;
-
 /// The panels of one group of workers: `num_ranges` ranges, each `period` after the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PanelShare {
@@ -118,7 +115,7 @@ impl PackedMatrix {
         pool: &Pool,
     ) -> Result<Self, BackendError> {
         let is_fit = |tensor: &Tensor| {
-            tensor.format() == WeightFormat::BF16 && tensor.cols().is_multiple_of(SPLIT_COLS)
+            tensor.format() == WeightFormat::BF16 && tensor.cols().is_multiple_of(formats::SPLIT_COLS)
         };
         let mut matrix = Self {
             parts: Vec::new(),

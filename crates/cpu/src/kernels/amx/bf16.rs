@@ -23,12 +23,12 @@ use std::arch::x86_64::*;
 
 use super::{FULL_CONFIG, TILE_ROWS, configure, release};
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
-use crate::weights::formats::PANEL_ROWS;
+use crate::weights::formats::{PANEL_ROWS, SPLIT_COLS, SPLIT_TOKENS};
 
 /// Values along k of one instruction; rows are split in groups of as many.
-pub const GROUP: usize = 32;
+const GROUP: usize = SPLIT_COLS;
 /// Tokens of a tile.
-pub const TOKENS: usize = TILE_ROWS;
+const TOKENS: usize = SPLIT_TOKENS;
 
 /// Groups of a block of split rows: so many k of three panels are half of the first-level cache.
 const BLOCK_GROUPS: usize = 8;
@@ -168,7 +168,10 @@ macro_rules! add_products {
     };
 }
 
-const _: () = assert!(LINE == 64 && PANEL_GROUP == 1024 && MAX_PANELS == 3, "written out above and below");
+const _: () = assert!(
+    TOKENS == TILE_ROWS && LINE == 64 && PANEL_GROUP == 1024 && MAX_PANELS == 3,
+    "written out above and below"
+);
 
 /// What is done with the sums of a panel: 16 tokens by 16 rows, `$at` in memory.
 macro_rules! sums {
