@@ -30,6 +30,38 @@ __device__ __forceinline__ Seen sees_few(const AttentionParams& p, const FewPlan
     return item.num_queries == 1 ? own : join_lanes(own, true);
 }
 
+// What a block works on.
+struct Unit {
+    u32 number, kv_head, num_rows;
+    AttentionItem item;
+    Seen seen;
+    // Of a lane's two rows; null where there is none.
+    const bf16* queries[2];
+    u32 position[2];
+    float slope[2];
+};
+
+// Goes to the first unit from `unit.number` on that is of this kernel. Reads nothing that the kernel before writes.
+__device__ __forceinline__ void open_work(const AttentionParams& p, const FewPlan& plan, Unit& unit) {
+    for (; unit.number < plan.num_units; unit.number += gridDim.x) {
+        unit.item = plan.items[unit.number / p.num_kv_heads];
+        unit.kv_head = unit.number % p.num_kv_heads;
+        unit.num_rows = unit.item.num_queries * plan.group;
+        if (unit.num_rows > 16) continue;
+        unit.seen = sees_few(p, plan, unit.item);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32 packed = threadIdx.x % 32 / 4 + 8 * h, own = min(packed, unit.num_rows - 1);
+            u64 query = unit.item.query_start + own / plan.group;
+            u32 head = unit.kv_head * plan.group + own % plan.group;
+            unit.queries[h] = packed < unit.num_rows ? p.query + (query * p.num_heads + head) * HEAD_DIM : nullptr;
+            unit.position[h] = plan.positions[query];
+            unit.slope[h] = p.slopes ? p.slopes[head] : 0.0f;
+        }
+        return;
+    }
+}
+
 __device__ __forceinline__ void find_pages(const AttentionParams& p, Feed& feed) {
     feed.page[0] = feed.pages[feed.offset >> p.block_shift];
     feed.page[1] = feed.pages[min(feed.offset + 8, feed.end - 1) >> p.block_shift];
@@ -157,6 +189,8 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
     const FewPlan plan = {reinterpret_cast<const AttentionItem*>(words(p.step, header.items)),
                           words(p.step, p.step->positions), words(p.step, p.step->pages),
                           header.num_items * p.num_kv_heads, p.num_heads / p.num_kv_heads};
+    // The first block waits in any case, so that the launch does not end before the one before it.
+    if (blockIdx.x > 0 && blockIdx.x >= plan.num_units) return;
     Feed feed;
     feed.unit = blockIdx.x;
     open_unit(p, plan, feed);
@@ -164,31 +198,27 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
     if (p.is_decode)
         for (; fed < FEW_STAGES - 1 && feed.unit < plan.num_units && feed.offset + 16 <= feed.old_end; fed++)
             feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
+    Unit unit;
+    unit.number = blockIdx.x;
+    open_work(p, plan, unit);
     wait_for_previous();
     for (; fed < FEW_STAGES - 1; fed++) feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
 
     u32 stage = 0;
-    for (u32 unit = blockIdx.x; unit < plan.num_units; unit += gridDim.x) {
-        const AttentionItem item = plan.items[unit / p.num_kv_heads];
-        u32 kv_head = unit % p.num_kv_heads, num_rows = item.num_queries * plan.group;
-        if (num_rows > 16) continue;
-        Seen seen = sees_few(p, plan, item);
+    while (unit.number < plan.num_units) {
+        const AttentionItem item = unit.item;
+        const Seen seen = unit.seen;
         Rows rows;
         rows.clear();
-        const bf16* query_rows[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            u32 packed = lane / 4 + 8 * h, own = min(packed, num_rows - 1);
-            u64 query = item.query_start + own / plan.group;
-            u32 head = kv_head * plan.group + own % plan.group;
-            query_rows[h] = packed < num_rows ? p.query + (query * p.num_heads + head) * HEAD_DIM : nullptr;
-            rows.position[h] = plan.positions[query];
-            rows.slope[h] = p.slopes ? p.slopes[head] : 0.0f;
+            rows.position[h] = unit.position[h];
+            rows.slope[h] = unit.slope[h];
         }
 #if HEAD_DIM <= 128
         u32 queries[HEAD_DIM / 16][4];
 #pragma unroll
-        for (u32 k = 0; k < HEAD_DIM / 16; k++) load_query(queries[k], query_rows, k);
+        for (u32 k = 0; k < HEAD_DIM / 16; k++) load_query(queries[k], unit.queries, k);
 #endif
         for (u32 offset = (seen.begin & ~15u) + warp * 16; offset < seen.end; offset += 64) {
             asm volatile("cp.async.wait_group %0;" ::"n"(FEW_STAGES - 2));
@@ -213,7 +243,7 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
                 const u32(&a)[4] = queries[k];
 #else
                 u32 a[4];
-                load_query(a, query_rows, k);
+                load_query(a, unit.queries, k);
 #endif
                 multiply_add(scores[0], a, b[0], b[1]);
                 multiply_add(scores[1], a, b[2], b[3]);
@@ -228,8 +258,10 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
             stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
         }
         rows.finish();
-        join_warps(p, item, kv_head, num_rows, rows, region, maxima, totals);
-        arrive<128>(p, header, item, kv_head, is_last);
+        join_warps(p, item, unit.kv_head, unit.num_rows, rows, region, maxima, totals);
+        arrive<128>(p, header, item, unit.kv_head, is_last);
+        unit.number += gridDim.x;
+        open_work(p, plan, unit);
     }
     asm volatile("cp.async.wait_group 0;");
 }

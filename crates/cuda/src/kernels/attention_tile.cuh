@@ -232,29 +232,57 @@ __device__ __forceinline__ float load_uncached(const float* p) {
     return value;
 }
 
-// One warp joins all partials of a query and head.
-__device__ __forceinline__ void merge_head(const AttentionParams& p, const AttentionMerge& merge, const u32* slots, u32 head) {
+// The partials of a query: a warp's lanes hold the slots of the first 32.
+struct Joined {
+    AttentionMerge merge;
+    const u32* slots;
+    u32 slot;
+};
+
+__device__ __forceinline__ Joined find_partials(const AttentionParams& p, const PlanHeader& plan, u32 slot) {
     u32 lane = threadIdx.x % 32;
-    float max = NEG_INF;
-    for (u32 i = lane; i < merge.count; i += 32)
-        max = fmaxf(max, load_uncached(p.partial_lse + (u64)slots[i] * p.num_heads + head));
+    Joined found;
+    u32 number = words(p.step, plan.slot_merges)[slot];
+    found.merge = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges))[number];
+    found.slots = words(p.step, plan.merge_slots) + found.merge.first;
+    found.slot = found.slots[min(lane, found.merge.count - 1)];
+    return found;
+}
+
+// One warp joins all partials of a query and head, four at a time, so that one wait is enough for four.
+__device__ __forceinline__ void merge_head(const AttentionParams& p, const Joined& joined, u32 head) {
+    u32 lane = threadIdx.x % 32, count = joined.merge.count;
+    float max = NEG_INF, total = 0.0f, sum[HEAD_DIM / 32] = {};
+    for (u32 first = 0; first < count; first += 4) {
+        float lse[4], part[4][HEAD_DIM / 32], highest = max;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) max = fmaxf(max, __shfl_xor_sync(NONE, max, distance));
-    float total = 0.0f, sum[HEAD_DIM / 32] = {};
-#pragma unroll 4
-    for (u32 i = 0; i < merge.count; i++) {
-        u64 slot = (u64)slots[i] * p.num_heads + head;
-        float lse = load_uncached(p.partial_lse + slot);
-        float weight = lse == NEG_INF ? 0.0f : exp2_approx(LOG2E * (lse - max));
-        total += weight;
+        for (u32 i = 0; i < 4; i++) {
+            u32 at = min(first + i, count - 1);
+            u64 slot = (u64)(first < 32 ? __shfl_sync(NONE, joined.slot, at) : joined.slots[at]) * p.num_heads + head;
+            lse[i] = load_uncached(p.partial_lse + slot);
+            if (first + i >= count) lse[i] = NEG_INF;
 #pragma unroll
-        for (u32 j = 0; j < HEAD_DIM / 32; j++)
-            sum[j] += weight * load_uncached(p.partials + slot * HEAD_DIM + lane + 32 * j);
+            for (u32 j = 0; j < HEAD_DIM / 32; j++) part[i][j] = load_uncached(p.partials + slot * HEAD_DIM + lane + 32 * j);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) highest = fmaxf(highest, lse[i]);
+        float old = max == NEG_INF ? 0.0f : exp2_approx(LOG2E * (max - highest));
+        max = highest;
+        total *= old;
+#pragma unroll
+        for (u32 j = 0; j < HEAD_DIM / 32; j++) sum[j] *= old;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float weight = lse[i] == NEG_INF ? 0.0f : exp2_approx(LOG2E * (lse[i] - max));
+            total += weight;
+#pragma unroll
+            for (u32 j = 0; j < HEAD_DIM / 32; j++) sum[j] += weight * part[i][j];
+        }
     }
     float factor = total > 0.0f ? 1.0f / total : 0.0f;
 #pragma unroll
     for (u32 j = 0; j < HEAD_DIM / 32; j++)
-        p.output[((u64)merge.query * p.num_heads + head) * HEAD_DIM + lane + 32 * j] = float_to_bf16(sum[j] * factor);
+        p.output[((u64)joined.merge.query * p.num_heads + head) * HEAD_DIM + lane + 32 * j] = float_to_bf16(sum[j] * factor);
 }
 
 template <int THREADS, int FIRST>
@@ -270,26 +298,31 @@ __device__ __forceinline__ void arrive(
     const AttentionParams& p, const PlanHeader& plan, const AttentionItem& item, u32 kv_head, u8* is_last) {
     if (item.partial == NONE) return;
     u32 thread = threadIdx.x - FIRST, group = p.num_heads / p.num_kv_heads;
-    const AttentionMerge* merges = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges));
-    const u32* slot_merges = words(p.step, plan.slot_merges) + item.partial;
-    __threadfence();
-    meet<THREADS, FIRST>();
     for (u32 first = 0; first < item.num_queries; first += THREADS) {
         u32 count = min(item.num_queries - first, (u32)THREADS);
+        // All that does not depend on the others, before it is known who is last.
+        u32 number = 0, expected = 0, pair = thread / 32;
         if (thread < count) {
-            u32 number = slot_merges[first + thread];
+            number = words(p.step, plan.slot_merges)[item.partial + first + thread];
+            expected = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges))[number].count;
+        }
+        Joined joined;
+        if (pair < count * group) joined = find_partials(p, plan, item.partial + first + pair / group);
+        meet<THREADS, FIRST>();
+        if (thread < count) {
+            // After what the whole block stored, and before what it reads now.
             u32* arrived = p.arrivals + (u64)number * p.num_kv_heads + kv_head;
-            bool last = atomicAdd(arrived, 1) + 1 == merges[number].count;
+            u32 before;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+            bool last = before + 1 == expected;
             if (last) *arrived = 0;
             is_last[thread] = last;
         }
         meet<THREADS, FIRST>();
-        __threadfence();
-        for (u32 pair = thread / 32; pair < count * group; pair += THREADS / 32) {
+        for (bool is_first = true; pair < count * group; pair += THREADS / 32, is_first = false) {
             if (!is_last[pair / group]) continue;
-            const AttentionMerge merge = merges[slot_merges[first + pair / group]];
-            const u32* slots = words(p.step, plan.merge_slots) + merge.first;
-            merge_head(p, merge, slots, kv_head * group + pair % group);
+            if (!is_first) joined = find_partials(p, plan, item.partial + first + pair / group);
+            merge_head(p, joined, kv_head * group + pair % group);
         }
         meet<THREADS, FIRST>();
     }

@@ -65,6 +65,21 @@ __device__ __forceinline__ void allow_next() {
 #endif
 }
 
+// ---- The second cache.
+
+// For lines that are read once in a step, as most weights are: they make room first.
+__device__ __forceinline__ u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ u64 read_often() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // ---- Numbers.
 
 __device__ __forceinline__ float bf16_to_float(bf16 x) { return __uint_as_float((u32)x << 16); }

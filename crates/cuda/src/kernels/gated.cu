@@ -69,11 +69,19 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 colum
                  "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-// For both blocks of a cluster, to the same place in each.
-__device__ __forceinline__ void load_shared_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
+// With a policy for the second cache.
+__device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
-            "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((u16)3) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::
+            "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy) : "memory");
+}
+
+// For both blocks of a cluster, to the same place in each.
+__device__ __forceinline__ void load_shared_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::
+            "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((u16)3), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void store_box(const TensorMap* map, u32 column, u32 row, u32 from) {
@@ -114,16 +122,18 @@ struct Ring {
     static constexpr u32 TOKEN_BYTES = SHAPE::TOKENS * 128, BOX_BYTES = SHAPE::OUTPUTS * 128;
     static constexpr u32 STAGE_BYTES = TOKEN_BYTES + 2 * SHAPE::WIDTH * 128;
     u32 rank, stages, full, empty;
+    u64 policy; // of weights
 
     __device__ __forceinline__ void load_weights(const GatedParams& p, u32 stage, u32 chunk, u32 output) const {
         u32 to = stages + stage * STAGE_BYTES + TOKEN_BYTES, barrier = full + stage * 8;
         expect_bytes(barrier, STAGE_BYTES);
         if constexpr (SHAPE::CLUSTER == 2) {
-            load_shared_box(to + rank * BOX_BYTES, &p.weight, chunk * 64, output + rank * p.width, barrier);
+            load_shared_box(to + rank * BOX_BYTES, &p.weight, chunk * 64, output + rank * p.width, barrier, policy);
         } else {
 #pragma unroll
             for (u32 box = 0; box < 2 * SHAPE::WIDTH / SHAPE::OUTPUTS; box++)
-                load_box(to + box * BOX_BYTES, &p.weight, chunk * 64, output + box / 2 * SHAPE::OUTPUTS + box % 2 * p.width, barrier);
+                load_box(to + box * BOX_BYTES, &p.weight, chunk * 64, output + box / 2 * SHAPE::OUTPUTS + box % 2 * p.width, barrier,
+                         policy);
         }
     }
     __device__ __forceinline__ void load_tokens(const GatedParams& p, u32 stage, u32 chunk, u32 token) const {
@@ -301,6 +311,7 @@ __device__ __forceinline__ void gated(const GatedParams& p) {
     extern __shared__ u8 shared[];
     Ring<SHAPE> ring;
     ring.rank = SHAPE::CLUSTER > 1 ? cluster_rank() : 0;
+    ring.policy = p.num_tokens <= SHAPE::CLUSTER * SHAPE::TOKENS ? read_once() : read_often();
     // The swizzle counts from multiples of 1024.
     ring.stages = (u32)__cvta_generic_to_shared(shared) + 1023 & ~1023u;
     u32 results = ring.stages + SHAPE::STAGES * Ring<SHAPE>::STAGE_BYTES;
