@@ -76,27 +76,30 @@ fn tokens(count: usize) -> StepInput {
     StepInput { token_ids: ids.clone(), positions: ids.clone(), slots: ids, ..StepInput::default() }
 }
 
-/// `which` is nothing for all, or `bf16` for the ops of bf16 weights alone: short enough for a tool that watches memory.
+/// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
+/// and norms), `formats` (the products of all other weights), `attention`.
 pub fn check(which: Option<&str>, table: &mut Table) {
-    let is_short = which == Some("bf16");
+    let is_part = |part: &str| which.is_none_or(|which| which == part);
     for format in WeightFormat::ALL {
-        if !is_short || format == WeightFormat::BF16 {
+        if is_part(if format == WeightFormat::BF16 { "bf16" } else { "formats" }) {
             products(format, (200, 768), table);
         }
     }
-    // More tiles than the device has groups of blocks; columns that do not split evenly.
-    products(WeightFormat::BF16, (5000, 320), table);
-    for activation in [Activation::GeluTanh, Activation::Gelu] {
-        gated(WeightFormat::BF16, activation, table);
+    if is_part("bf16") {
+        // More tiles than the device has groups of blocks; columns that do not split evenly.
+        products(WeightFormat::BF16, (5000, 320), table);
+        for activation in [Activation::GeluTanh, Activation::Gelu] {
+            gated(WeightFormat::BF16, activation, table);
+        }
+        for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
+            whole_gated(activation, 20 * 128, table);
+        }
+        whole_gated(Activation::Silu, 25 * 112, table);
+        mixed_parts(table);
+        norms(table);
     }
-    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
-        whole_gated(activation, 20 * 128, table);
-    }
-    whole_gated(Activation::Silu, 25 * 112, table);
-    mixed_parts(table);
-    norms(table);
-    for case in cases().iter().step_by(if is_short { 5 } else { 1 }) {
-        attention(case, table);
+    if is_part("attention") {
+        cases().iter().for_each(|case| attention(case, table));
     }
 }
 
