@@ -99,7 +99,9 @@ pub fn check(which: Option<&str>, table: &mut Table) {
         norms(table);
     }
     if is_part("attention") {
-        cases().iter().for_each(|case| attention(case, table));
+        for case in &cases() {
+            attention(case, table);
+        }
     }
 }
 
