@@ -9,26 +9,90 @@ use std::time::Instant;
 
 use baton_backend::testing::{Random, random_row};
 use baton_backend::{
-    Backend, BackendError, Embed, KvDtype, Linear, Ops, Program, SharedBytes, StepInput, StepLimits,
-    StepOutput, Tensor, WeightFormat, WeightUse,
+    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Ops, Program, SharedBytes,
+    StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use crate::BenchError;
-use crate::kernels_attention::{self, AttentionFigures, CONTEXTS, HEADS};
+use crate::kernels_attention::{self, AttentionCase, AttentionFigures};
 
-/// `(name, rows, cols)`.
-const SHAPES: [(&str, usize, usize); 6] = [
-    ("SmolLM2 qkv", 960, 576),
-    ("SmolLM2 gate+up", 3072, 576),
-    ("SmolLM2 down", 576, 1536),
-    ("Llama-1B qkv", 3072, 2048),
-    ("Llama-1B gate+up", 16384, 2048),
-    ("Llama-1B down", 2048, 8192),
+/// What is measured: on a GPU larger shapes and larger batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KernelSizes {
+    #[default]
+    Small,
+    Large,
+}
+
+/// A gated one has as many rows of the gate as of up, and its activation is a part of it.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    name: &'static str,
+    rows: usize,
+    cols: usize,
+    is_gated: bool,
+}
+
+const fn plain(name: &'static str, rows: usize, cols: usize) -> Shape {
+    Shape { name, rows, cols, is_gated: false }
+}
+
+const fn gated(name: &'static str, rows: usize, cols: usize) -> Shape {
+    Shape { name, rows, cols, is_gated: true }
+}
+
+const SMALL_SHAPES: &[Shape] = &[
+    plain("SmolLM2 qkv", 960, 576),
+    gated("SmolLM2 gate+up", 3072, 576),
+    plain("SmolLM2 down", 576, 1536),
+    plain("Llama-1B qkv", 3072, 2048),
+    gated("Llama-1B gate+up", 16384, 2048),
+    plain("Llama-1B down", 2048, 8192),
 ];
-/// Rows of a step: a decode, small batches, a batch, a chunk of a prompt.
-pub const ROWS: [usize; 5] = [1, 4, 8, 64, 512];
+const LARGE_SHAPES: &[Shape] = &[
+    plain("Llama-1B qkv", 3072, 2048),
+    gated("Llama-1B gate+up", 16384, 2048),
+    plain("Llama-8B qkv", 6144, 4096),
+    plain("Llama-8B out", 4096, 4096),
+    gated("Llama-8B gate+up", 28672, 4096),
+    plain("Llama-8B down", 4096, 14336),
+    plain("Llama-8B head", 128_256, 4096),
+];
+
+impl KernelSizes {
+    fn shapes(self) -> &'static [Shape] {
+        match self {
+            Self::Small => SMALL_SHAPES,
+            Self::Large => LARGE_SHAPES,
+        }
+    }
+
+    /// Rows of a step: a decode, batches, a chunk of a prompt.
+    pub fn rows(self) -> &'static [usize] {
+        match self {
+            Self::Small => &[1, 4, 8, 64, 512],
+            Self::Large => &[1, 4, 8, 16, 32, 64, 256, 2048],
+        }
+    }
+
+    pub(crate) fn attention(self) -> &'static [AttentionCase] {
+        match self {
+            Self::Small => kernels_attention::SMALL,
+            Self::Large => kernels_attention::LARGE,
+        }
+    }
+
+    /// Units of what is read and of what is multiplied, in GB/s and GMAC/s, and digits.
+    fn units(self) -> [(&'static str, f64); 2] {
+        match self {
+            Self::Small => [("GB/s", 1.0), ("GMAC/s", 1.0)],
+            Self::Large => [("TB/s", 1e-3), ("TFLOP/s", 2e-3)],
+        }
+    }
+}
+
 /// Weights of one measurement together: several times the last-level cache.
 const TOTAL_BYTES: usize = 192 << 20;
 /// The best of so many runs counts: others are disturbed.
@@ -41,11 +105,13 @@ pub struct KernelFigures {
     pub shape: &'static str,
     /// Packed weights read a second by a step of one row.
     pub decode_gb_per_s: f64,
-    /// Products a second, for each of [`ROWS`].
-    pub gmac_per_s: [f64; ROWS.len()],
+    /// Products a second, for each of [`KernelSizes::rows`].
+    pub gmac_per_s: Vec<f64>,
+    /// The same by the device's library.
+    pub library_gmac_per_s: Option<Vec<f64>>,
 }
 
-/// What the machine can do at best; nothing is known of other devices than the CPU.
+/// What the machine can do at best.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KernelLimits {
     /// Reads from memory: of decodes.
@@ -57,11 +123,14 @@ pub struct KernelLimits {
     /// Multiply-adds of bf16 in tiles, where there are any: a value of a product with a bf16 weight takes two of
     /// them.
     pub bf16_gmac_per_s: Option<f64>,
+    /// Multiply-adds of bf16 on a GPU: of everything.
+    pub tensor_gmac_per_s: Option<f64>,
 }
 
 /// All that was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KernelsResult {
+    pub sizes: KernelSizes,
     pub limits: KernelLimits,
     pub products: Vec<KernelFigures>,
     pub attention: Vec<AttentionFigures>,
@@ -70,36 +139,46 @@ pub struct KernelsResult {
 /// What is to be measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KernelsOptions {
+    pub sizes: KernelSizes,
     pub limits: KernelLimits,
     pub formats: Vec<WeightFormat>,
     pub kv_dtypes: Vec<KvDtype>,
 }
 
-/// Measures every shape for each format. `open` opens the device anew for each, since buffers are made once.
+/// Opens the device anew, since buffers are made once.
+pub type Open<'a> = &'a dyn Fn() -> Result<Box<dyn Backend>, BenchError>;
+
+/// Measures every shape for each format. `library` opens the device so that bf16 products are its library's.
 pub fn kernels(
-    open: &dyn Fn() -> Result<Box<dyn Backend>, BenchError>,
+    open: Open<'_>,
+    library: Option<Open<'_>>,
     options: &KernelsOptions,
     bar: &ProgressBar,
 ) -> Result<KernelsResult, BenchError> {
     let failed = |error: BackendError| BenchError::Failed(error.to_string());
-    let formats = &options.formats;
-    let cases: Vec<_> = formats
+    let sizes = options.sizes;
+    let cases: Vec<_> = options
+        .formats
         .iter()
-        .flat_map(|&format| SHAPES.map(|shape| (format, shape)))
-        .filter(|(format, (_, _, cols))| cols % format.block_len() == 0)
+        .flat_map(|&format| sizes.shapes().iter().map(move |shape| (format, shape)))
+        .filter(|(format, shape)| shape.cols % format.block_len() == 0)
         .collect();
-    bar.set_length((cases.len() + options.kv_dtypes.len() * HEADS.len() * CONTEXTS.len()) as u64);
-    let mut result = KernelsResult { limits: options.limits, ..KernelsResult::default() };
+    bar.set_length((cases.len() + options.kv_dtypes.len() * sizes.attention().len()) as u64);
+    let mut result = KernelsResult { sizes, limits: options.limits, ..KernelsResult::default() };
     for (format, shape) in cases {
-        bar.set_message(format!("{format} {}", shape.0));
-        result.products.push(measure(open()?, format, shape).map_err(failed)?);
+        bar.set_message(format!("{format} {}", shape.name));
+        let mut figures = measure(open()?, format, shape, sizes.rows()).map_err(failed)?;
+        if let Some(library) = library.filter(|_| format == WeightFormat::BF16) {
+            let theirs = measure(library()?, format, shape, sizes.rows()).map_err(failed)?;
+            figures.library_gmac_per_s = Some(theirs.gmac_per_s);
+        }
+        result.products.push(figures);
         bar.inc(1);
     }
     for &dtype in &options.kv_dtypes {
-        for (heads, context) in HEADS.iter().flat_map(|&heads| CONTEXTS.map(|context| (heads, context))) {
-            bar.set_message(format!("attention {dtype:?} {} {context}", heads.0));
-            let figures = kernels_attention::measure(open()?, heads, dtype, context).map_err(failed)?;
-            result.attention.push(figures);
+        for case in sizes.attention() {
+            bar.set_message(format!("attention {dtype:?} {} {}", case.heads, case.context));
+            result.attention.push(kernels_attention::measure(open()?, case, dtype).map_err(failed)?);
             bar.inc(1);
         }
     }
@@ -107,27 +186,39 @@ pub fn kernels(
     Ok(result)
 }
 
+enum Op {
+    Linear(Linear),
+    Gated(GatedLinear),
+}
+
 struct Products {
     embed: Embed,
-    linears: Vec<Linear>,
+    ops: Vec<Op>,
 }
 
 impl Program for Products {
     fn run(&self, ops: &mut dyn Ops) {
         ops.embed(&self.embed);
-        self.linears.iter().for_each(|linear| ops.linear(linear));
+        for op in &self.ops {
+            match op {
+                Op::Linear(op) => ops.linear(op),
+                Op::Gated(op) => ops.gated_linear(op),
+            }
+        }
     }
 }
 
 fn measure(
     mut backend: Box<dyn Backend>,
     format: WeightFormat,
-    (shape, rows, cols): (&'static str, usize, usize),
+    shape: &Shape,
+    all_rows: &[usize],
 ) -> Result<KernelFigures, BackendError> {
-    let max_tokens = ROWS[ROWS.len() - 1];
+    let &Shape { name, rows, cols, is_gated } = shape;
+    let max_tokens = all_rows.iter().copied().max().unwrap_or(1);
     backend.set_limits(&StepLimits {
         max_tokens,
-        max_seqs: 1,
+        max_seqs: max_tokens,
         max_logit_rows: 1,
         max_samples: 1,
         max_model_len: max_tokens,
@@ -142,24 +233,32 @@ fn measure(
     let row = Tensor::from_f32(1, cols, &random.normals(cols)).expect(shape_is_right);
     let table = backend.load_weight(&[row], WeightUse::Embedding)?;
     let input = backend.create_buffer(max_tokens, cols)?;
-    let output = backend.create_buffer(max_tokens, rows)?;
-    let mut linears = Vec::with_capacity(copies);
+    let output = backend.create_buffer(max_tokens, if is_gated { rows / 2 } else { rows })?;
+    let mut weights = Vec::with_capacity(copies);
     for _ in 0..copies {
-        let weight = backend.load_weight(std::slice::from_ref(&tensor), WeightUse::Linear)?;
-        linears.push(Linear { input, norm: None, weight, bias: None, output, accumulate: false });
+        weights.push(backend.load_weight(std::slice::from_ref(&tensor), WeightUse::Linear)?);
     }
+    let op = |&weight: &WeightId| {
+        let (norm, bias, activation) = (None, None, Activation::Silu);
+        if is_gated {
+            Op::Gated(GatedLinear { input, norm, weight, bias, activation, output })
+        } else {
+            Op::Linear(Linear { input, norm, weight, bias, output, accumulate: false })
+        }
+    };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let weight_bytes = backend.weight_bytes() as f64;
-    let many = Products { embed, linears };
-    let decode_s = seconds(&mut *backend, &many, 1)?;
+    let program = |weights: &[WeightId]| Products { embed, ops: weights.iter().map(op).collect() };
+    let decode_s = seconds(&mut *backend, &program(&weights), 1)?;
     // A few are enough where arithmetic is the limit.
-    let few = Products { embed, linears: many.linears[..copies.min(4)].to_vec() };
-    let macs = (few.linears.len() * rows * cols) as f64;
-    let mut gmac_per_s = [0.0; ROWS.len()];
-    for (figure, num_rows) in gmac_per_s.iter_mut().zip(ROWS) {
-        *figure = macs * num_rows as f64 / seconds(&mut *backend, &few, num_rows)? / 1e9;
+    let few = program(&weights[..copies.min(4)]);
+    let macs = (few.ops.len() * rows * cols) as f64;
+    let mut gmac_per_s = Vec::with_capacity(all_rows.len());
+    for &num_rows in all_rows {
+        gmac_per_s.push(macs * num_rows as f64 / seconds(&mut *backend, &few, num_rows)? / 1e9);
     }
-    Ok(KernelFigures { format, shape, decode_gb_per_s: weight_bytes / decode_s / 1e9, gmac_per_s })
+    let decode_gb_per_s = weight_bytes / decode_s / 1e9;
+    Ok(KernelFigures { format, shape: name, decode_gb_per_s, gmac_per_s, library_gmac_per_s: None })
 }
 
 /// Seconds of one run of the program with this many rows.
@@ -173,19 +272,31 @@ fn seconds(backend: &mut dyn Backend, program: &Products, num_rows: usize) -> Re
     };
     let mut best = f64::MAX;
     for _ in 0..RUNS {
-        let started = Instant::now();
-        backend.submit(&input, program)?;
-        backend.collect(&mut StepOutput::default())?;
-        best = best.min(started.elapsed().as_secs_f64());
+        best = best.min(step_seconds(backend, &input, program)?);
     }
     Ok(best.max(1e-9))
 }
 
+/// One step, by the device's own clock where it has one.
+pub(crate) fn step_seconds(
+    backend: &mut dyn Backend,
+    input: &StepInput,
+    program: &dyn Program,
+) -> Result<f64, BackendError> {
+    let started = Instant::now();
+    backend.submit(input, program)?;
+    backend.collect(&mut StepOutput::default())?;
+    let span = backend.last_step_span().map(|span| span.end.duration_since(span.start));
+    Ok(span.unwrap_or_else(|| started.elapsed()).as_secs_f64())
+}
+
 /// A figure, and its share of a limit that is known.
-fn with_share(figure: f64, limit: Option<f64>) -> String {
+fn with_share(figure: f64, limit: Option<f64>, scale: f64) -> String {
+    let digits = if scale < 1.0 && figure * scale < 10.0 { 2 } else { 1 };
+    let shown = format!("{:.digits$}", figure * scale);
     match limit {
-        Some(limit) => format!("{figure:.1} ({:.0} %)", 100.0 * figure / limit.max(1e-9)),
-        None => format!("{figure:.1}"),
+        Some(limit) => format!("{shown} ({:.0} %)", 100.0 * figure / limit.max(1e-9)),
+        None => shown,
     }
 }
 
@@ -199,63 +310,90 @@ impl KernelLimits {
             dot_gmac_per_s: higher(self.dot_gmac_per_s, other.dot_gmac_per_s),
             fma_gmac_per_s: higher(self.fma_gmac_per_s, other.fma_gmac_per_s),
             bf16_gmac_per_s: higher(self.bf16_gmac_per_s, other.bf16_gmac_per_s),
+            tensor_gmac_per_s: higher(self.tensor_gmac_per_s, other.tensor_gmac_per_s),
         }
     }
 
     /// Of the products of a format.
     fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
-        match format {
+        self.tensor_gmac_per_s.or(match format {
             WeightFormat::BF16 => self.bf16_gmac_per_s.map(|limit| limit / 2.0).or(self.fma_gmac_per_s),
             WeightFormat::F32 | WeightFormat::F16 => self.fma_gmac_per_s,
             _ => self.dot_gmac_per_s,
-        }
+        })
+    }
+
+    fn attention_gmac_per_s(&self) -> Option<f64> {
+        self.tensor_gmac_per_s.or(self.fma_gmac_per_s)
     }
 }
 
 /// A line for each case, with shares of the limits where these are known.
 pub fn kernels_table(result: &KernelsResult) -> String {
     use std::fmt::Write;
-    let limits = &result.limits;
+    let (limits, sizes) = (&result.limits, result.sizes);
+    let [(read, bytes_scale), (multiplied, scale)] = sizes.units();
     let mut text = String::new();
-    for (limit, unit, what) in [
-        (limits.memory_gb_per_s, "GB/s", "read from memory: the limit of decodes"),
-        (limits.dot_gmac_per_s, "GMAC/s", "of bytes: the limit of quantised weights"),
-        (limits.fma_gmac_per_s, "GMAC/s", "of f32: the limit of float weights and of attention"),
-        (limits.bf16_gmac_per_s, "GMAC/s", "of bf16 in tiles: twice the limit of bf16 weights"),
+    for (limit, (unit, scale), what) in [
+        (limits.memory_gb_per_s, (read, bytes_scale), "read from memory: the limit of decodes"),
+        (limits.dot_gmac_per_s, (multiplied, scale), "of bytes: the limit of quantised weights"),
+        (limits.fma_gmac_per_s, (multiplied, scale), "of f32: the limit of float weights and of attention"),
+        (limits.bf16_gmac_per_s, (multiplied, scale), "of bf16 in tiles: twice the limit of bf16 weights"),
+        (
+            limits.tensor_gmac_per_s,
+            (multiplied, scale),
+            "of bf16 by the library, 8192 x 8192 x 8192: the limit of all products",
+        ),
     ] {
         if let Some(limit) = limit {
-            let _ = writeln!(text, "{limit:>8.1} {unit} {what}");
+            let _ = writeln!(text, "{:>8} {unit} {what}", with_share(limit, None, scale));
         }
     }
-    let _ = write!(text, "\n{:<8} {:<18} {:>14}  GMAC/s:", "format", "shape", "decode GB/s");
-    for rows in ROWS {
+    let _ = write!(text, "\n{:<8} {:<18} {:>14}  {multiplied}:", "format", "shape", format!("decode {read}"));
+    for rows in sizes.rows() {
         let _ = write!(text, " {:>14}", format!("M={rows}"));
     }
     text.push('\n');
     for one in &result.products {
-        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s);
-        let _ = write!(text, "{:<8} {:<18} {decode:>14}         ", one.format.to_string(), one.shape);
-        for figure in one.gmac_per_s {
-            let _ = write!(text, " {:>14}", with_share(figure, limits.gmac_per_s(one.format)));
+        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s, bytes_scale);
+        let indent = " ".repeat(multiplied.len() + 3);
+        let _ = write!(text, "{:<8} {:<18} {decode:>14}{indent}", one.format.to_string(), one.shape);
+        for &figure in &one.gmac_per_s {
+            let _ = write!(text, " {:>14}", with_share(figure, limits.gmac_per_s(one.format), scale));
         }
         text.push('\n');
+        if let Some(theirs) = &one.library_gmac_per_s {
+            let _ = write!(text, "{:<8} {:<18} {:>14}{indent}", "", "times the library", "");
+            for (ours, theirs) in one.gmac_per_s.iter().zip(theirs) {
+                let _ = write!(text, " {:>14}", format!("{:.2} x", ours / theirs.max(1e-9)));
+            }
+            text.push('\n');
+        }
     }
     if result.attention.is_empty() {
         return text;
     }
     let _ = writeln!(
         text,
-        "\n{:<8} {:<10} {:>8} {:>14} {:>10} {:>16}",
-        "cache", "attention", "context", "decode GB/s", "us/layer", "prompt GMAC/s"
+        "\n{:<8} {:<10} {:>8} {:>8} {:>14} {:>10} {:>16}",
+        "cache",
+        "attention",
+        "requests",
+        "context",
+        format!("decode {read}"),
+        "us/layer",
+        format!("prompt {multiplied}")
     );
     for one in &result.attention {
-        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s);
-        let prompt = with_share(one.prompt_gmac_per_s, limits.fma_gmac_per_s);
+        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s, bytes_scale);
+        let share = |figure| with_share(figure, limits.attention_gmac_per_s(), scale);
+        let prompt = one.prompt_gmac_per_s.map(share).unwrap_or_default();
         let _ = writeln!(
             text,
-            "{:<8} {:<10} {:>8} {decode:>14} {:>10.1} {prompt:>16}",
+            "{:<8} {:<10} {:>8} {:>8} {decode:>14} {:>10.1} {prompt:>16}",
             format!("{:?}", one.kv_dtype).to_lowercase(),
             one.heads,
+            one.num_seqs,
             one.context,
             one.decode_us
         );
@@ -267,29 +405,33 @@ pub fn kernels_json(result: &KernelsResult) -> Map<String, Value> {
     let limits = &result.limits;
     let share = |figure: f64, limit: Option<f64>| limit.map(|limit| figure / limit);
     let one = |one: &KernelFigures| {
-        let by_rows = |value: &dyn Fn(f64) -> Value| -> Map<String, Value> {
-            ROWS.iter().zip(one.gmac_per_s).map(|(rows, rate)| (rows.to_string(), value(rate))).collect()
+        let by_rows = |rates: &[f64], value: &dyn Fn(f64) -> Value| -> Map<String, Value> {
+            let rows = result.sizes.rows().iter();
+            rows.zip(rates).map(|(rows, &rate)| (rows.to_string(), value(rate))).collect()
         };
+        let library = one.library_gmac_per_s.as_ref();
         let limit = limits.gmac_per_s(one.format);
         json!({
             "format": one.format.to_string(),
             "shape": one.shape,
             "decode_gb_per_s": one.decode_gb_per_s,
             "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
-            "gmac_per_s": by_rows(&|rate| json!(rate)),
-            "share_of_peak": by_rows(&|rate| json!(share(rate, limit))),
+            "gmac_per_s": by_rows(&one.gmac_per_s, &|rate| json!(rate)),
+            "share_of_peak": by_rows(&one.gmac_per_s, &|rate| json!(share(rate, limit))),
+            "library_gmac_per_s": library.map(|rates| by_rows(rates, &|rate| json!(rate))),
         })
     };
     let attention = |one: &AttentionFigures| {
         json!({
             "kv_cache_dtype": one.kv_dtype,
             "heads": one.heads,
+            "num_seqs": one.num_seqs,
             "context": one.context,
             "decode_gb_per_s": one.decode_gb_per_s,
             "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
             "decode_us_per_layer": one.decode_us,
             "prompt_gmac_per_s": one.prompt_gmac_per_s,
-            "prompt_share_of_peak": share(one.prompt_gmac_per_s, limits.fma_gmac_per_s),
+            "prompt_share_of_peak": one.prompt_gmac_per_s.and_then(|rate| share(rate, limits.attention_gmac_per_s())),
         })
     };
     let mut map = Map::new();
@@ -297,6 +439,7 @@ pub fn kernels_json(result: &KernelsResult) -> Map<String, Value> {
     map.insert("dot_gmac_per_s".to_owned(), json!(limits.dot_gmac_per_s));
     map.insert("fma_gmac_per_s".to_owned(), json!(limits.fma_gmac_per_s));
     map.insert("bf16_gmac_per_s".to_owned(), json!(limits.bf16_gmac_per_s));
+    map.insert("tensor_gmac_per_s".to_owned(), json!(limits.tensor_gmac_per_s));
     map.insert("kernels".to_owned(), result.products.iter().map(one).collect());
     map.insert("attention".to_owned(), result.attention.iter().map(attention).collect());
     map
@@ -315,19 +458,22 @@ mod tests {
                 memory_gb_per_s: Some(20.0),
                 dot_gmac_per_s: Some(600.0),
                 fma_gmac_per_s: Some(150.0),
-                bf16_gmac_per_s: None,
+                ..KernelLimits::default()
             },
+            sizes: KernelSizes::Small,
             formats: vec![WeightFormat::Q8_0, WeightFormat::Q4_K],
             kv_dtypes: vec![KvDtype::F16, KvDtype::Int8],
         };
-        let mut result = kernels(&open, &options, &ProgressBar::hidden()).unwrap();
+        let mut result = kernels(&open, None, &options, &ProgressBar::hidden()).unwrap();
         // Blocks of 256 do not divide 576 columns.
         assert_eq!((result.products.len(), result.attention.len()), (6 + 4, 2 * 2 * 3));
         assert!(result.products.iter().all(|one| one.gmac_per_s.iter().all(|rate| *rate > 0.0)));
-        assert!(result.attention.iter().all(|one| one.decode_gb_per_s > 0.0 && one.prompt_gmac_per_s > 0.0));
+        assert!(
+            result.attention.iter().all(|one| one.decode_gb_per_s > 0.0 && one.prompt_gmac_per_s > Some(0.0))
+        );
         result.products[0].decode_gb_per_s = 15.0;
         result.products[0].gmac_per_s[0] = 300.0;
-        result.attention[0].prompt_gmac_per_s = 30.0;
+        result.attention[0].prompt_gmac_per_s = Some(30.0);
         let table = kernels_table(&result);
         // Limits, products and attention with their headings.
         assert_eq!(table.lines().count(), 3 + 2 + 10 + 2 + 12);
@@ -348,5 +494,37 @@ mod tests {
         result.limits = options.limits;
         assert!(!kernels_table(&result).contains('%'));
         assert!(kernels_json(&result)["kernels"][0]["decode_share_of_memory"].is_null());
+    }
+    /// A GPU: larger shapes, in its units, bf16 beside the library.
+    #[test]
+    fn a_gpu_is_compared_with_its_library_and_its_tensor_cores() {
+        let open = || Ok(Box::new(MockBackend::new(MockOptions::default())) as Box<dyn Backend>);
+        let options = KernelsOptions {
+            sizes: KernelSizes::Large,
+            limits: KernelLimits {
+                memory_gb_per_s: Some(4800.0),
+                tensor_gmac_per_s: Some(400_000.0),
+                ..KernelLimits::default()
+            },
+            formats: vec![WeightFormat::BF16],
+            kv_dtypes: vec![],
+        };
+        let library: Open = &open;
+        let mut result =
+            KernelsResult { sizes: options.sizes, limits: options.limits, ..KernelsResult::default() };
+        let shape = &LARGE_SHAPES[0];
+        let mut one = measure(library().unwrap(), WeightFormat::BF16, shape, options.sizes.rows()).unwrap();
+        assert_eq!(one.gmac_per_s.len(), 8);
+        (one.decode_gb_per_s, one.gmac_per_s[0], one.gmac_per_s[7]) = (3600.0, 1500.0, 300_000.0);
+        one.library_gmac_per_s = Some(vec![1000.0; 8]);
+        result.products.push(one);
+        let case = &kernels_attention::LARGE[6];
+        result.attention.push(kernels_attention::measure(open().unwrap(), case, KvDtype::BF16).unwrap());
+        assert_eq!((result.attention[0].num_seqs, result.attention[0].prompt_gmac_per_s), (8, None));
+        let table = kernels_table(&result);
+        for cell in ["4.80 TB/s", "800.0 TFLOP/s", "3.60 (75 %)", "600.0 (75 %)", "1.50 x", "M=2048"] {
+            assert!(table.contains(cell), "{cell} in {table}");
+        }
+        assert_eq!(kernels_json(&result)["kernels"][0]["library_gmac_per_s"]["2048"], 1000.0);
     }
 }

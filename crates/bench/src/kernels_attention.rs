@@ -1,19 +1,53 @@
 //! The attention part of `baton bench kernels`: a prompt, limited by arithmetic, and a decode at the end of it, limited by
 //! reading the cache. Layers are as many as it takes for the cache to be larger than the processor's own.
 
-use std::time::Instant;
-
 use baton_backend::testing::Random;
 use baton_backend::{
     Attention, AttentionPlan, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, Ops,
-    PlannerOptions, Program, Qkv, SequenceQueries, StepInput, StepLimits, StepOutput, Tensor, WeightUse,
-    choose_split, plan_attention,
+    PlannerOptions, Program, Qkv, SequenceQueries, StepInput, StepLimits, Tensor, WeightUse, choose_split,
+    plan_attention,
 };
 
-/// `(name, heads, kv heads, head_dim)`.
-pub(crate) const HEADS: [(&str, usize, usize, usize); 2] = [("SmolLM2", 9, 3, 64), ("Llama-1B", 32, 8, 64)];
-/// Tokens of the prompt, and keys of the decode.
-pub(crate) const CONTEXTS: [usize; 3] = [512, 2048, 8192];
+use crate::kernels::step_seconds;
+
+/// Some sequences of one length. A prompt is measured where there is one sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionCase {
+    pub(crate) heads: &'static str,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    pub(crate) num_seqs: usize,
+    pub(crate) context: usize,
+}
+
+const fn smollm2(context: usize) -> AttentionCase {
+    AttentionCase { heads: "SmolLM2", num_heads: 9, num_kv_heads: 3, head_dim: 64, num_seqs: 1, context }
+}
+
+const fn llama_1b(context: usize) -> AttentionCase {
+    AttentionCase { heads: "Llama-1B", num_heads: 32, num_kv_heads: 8, head_dim: 64, num_seqs: 1, context }
+}
+
+const fn llama_8b(num_seqs: usize, context: usize) -> AttentionCase {
+    AttentionCase { heads: "Llama-8B", num_heads: 32, num_kv_heads: 8, head_dim: 128, num_seqs, context }
+}
+
+pub(crate) const SMALL: &[AttentionCase] =
+    &[smollm2(512), smollm2(2048), smollm2(8192), llama_1b(512), llama_1b(2048), llama_1b(8192)];
+pub(crate) const LARGE: &[AttentionCase] = &[
+    llama_1b(2048),
+    llama_1b(8192),
+    llama_8b(1, 512),
+    llama_8b(1, 2048),
+    llama_8b(1, 8192),
+    llama_8b(1, 131_072),
+    llama_8b(8, 640),
+    llama_8b(8, 16_384),
+    llama_8b(32, 640),
+    llama_8b(32, 4096),
+    llama_8b(256, 640),
+];
 /// The cache of one measurement: several times the last-level cache.
 const TOTAL_BYTES: usize = 192 << 20;
 const MAX_LAYERS: usize = 256;
@@ -27,13 +61,14 @@ const RUNS: usize = 3;
 pub struct AttentionFigures {
     pub heads: &'static str,
     pub kv_dtype: KvDtype,
+    pub num_seqs: usize,
     pub context: usize,
     /// Keys and values read a second by a decode.
     pub decode_gb_per_s: f64,
     /// Microseconds of one layer of that decode.
     pub decode_us: f64,
-    /// Products a second of a prompt of as many tokens.
-    pub prompt_gmac_per_s: f64,
+    /// Products a second of a prompt of as many tokens, where there is one sequence.
+    pub prompt_gmac_per_s: Option<f64>,
 }
 
 enum Op {
@@ -60,19 +95,20 @@ impl Program for Layers {
 
 pub(crate) fn measure(
     mut backend: Box<dyn Backend>,
-    (heads, num_heads, num_kv_heads, head_dim): (&'static str, usize, usize, usize),
+    case: &AttentionCase,
     kv_dtype: KvDtype,
-    context: usize,
 ) -> Result<AttentionFigures, BackendError> {
+    let &AttentionCase { heads, num_heads, num_kv_heads, head_dim, num_seqs, context } = case;
     let device = backend.device();
     let layer = KvLayerSpec { num_kv_heads, head_dim };
     let one = KvSpec { layers: vec![layer], dtype: kv_dtype, block_size: device.block_size };
-    let layer_bytes = one.bytes_per_token() * context;
+    let layer_bytes = one.bytes_per_token() * context * num_seqs;
     let spec = KvSpec { layers: vec![layer; (TOTAL_BYTES / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
     backend.check_kv_spec(&spec)?;
+    let max_tokens = if num_seqs == 1 { context } else { num_seqs };
     backend.set_limits(&StepLimits {
-        max_tokens: context,
-        max_seqs: 1,
+        max_tokens,
+        max_seqs: num_seqs,
         max_logit_rows: 1,
         max_samples: 1,
         max_model_len: context,
@@ -86,10 +122,10 @@ pub(crate) fn measure(
     };
     let table = weight(1, WeightUse::Embedding)?;
     let weight = weight((num_heads + 2 * num_kv_heads) * head_dim, WeightUse::Linear)?;
-    backend.create_kv_cache(&spec, context.div_ceil(spec.block_size), 0)?;
-    let input = backend.create_buffer(context, HIDDEN)?;
-    let query = backend.create_buffer(context, num_heads * head_dim)?;
-    let output = backend.create_buffer(context, num_heads * head_dim)?;
+    backend.create_kv_cache(&spec, num_seqs * context.div_ceil(spec.block_size), 0)?;
+    let input = backend.create_buffer(max_tokens, HIDDEN)?;
+    let query = backend.create_buffer(max_tokens, num_heads * head_dim)?;
+    let output = backend.create_buffer(max_tokens, num_heads * head_dim)?;
     let qkv = |layer| {
         let (norm, bias, q_norm, k_norm, rope) = (None, None, None, None, None);
         Op::Qkv(Qkv { input, norm, weight, bias, q_norm, k_norm, rope, num_heads, layer, output: query })
@@ -103,20 +139,25 @@ pub(crate) fn measure(
     let num_layers = spec.layers.len();
     let program = |ops: Vec<Op>| Layers { embed, ops };
     let cut = Cut { block_size: spec.block_size, num_kv_heads, units: device.attention_units };
-    let prompt = step(0, context, &cut);
-    seconds(&mut *backend, &program((0..num_layers).map(qkv).collect()), &prompt, 1)?;
-    let prompt_s = seconds(&mut *backend, &program(vec![attention(0)]), &prompt, RUNS)?;
-    let decode = step(context - 1, 1, &cut);
+    let mut prompt_gmac_per_s = None;
+    if num_seqs == 1 {
+        let prompt = step(1, 0, context, &cut);
+        seconds(&mut *backend, &program((0..num_layers).map(qkv).collect()), &prompt, 1)?;
+        let prompt_s = seconds(&mut *backend, &program(vec![attention(0)]), &prompt, RUNS)?;
+        let macs = (context * (context + 1) / 2 * num_heads * 2 * head_dim) as f64;
+        prompt_gmac_per_s = Some(macs / prompt_s / 1e9);
+    }
+    let decode = step(num_seqs, context - 1, 1, &cut);
     let all = program((0..num_layers).map(attention).collect());
     let decode_s = seconds(&mut *backend, &all, &decode, 2 * RUNS)?;
-    let macs = (context * (context + 1) / 2 * num_heads * 2 * head_dim) as f64;
     Ok(AttentionFigures {
         heads,
         kv_dtype,
+        num_seqs,
         context,
         decode_gb_per_s: (layer_bytes * num_layers) as f64 / decode_s / 1e9,
         decode_us: decode_s / num_layers as f64 * 1e6,
-        prompt_gmac_per_s: macs / prompt_s / 1e9,
+        prompt_gmac_per_s,
     })
 }
 
@@ -127,22 +168,24 @@ struct Cut {
     units: usize,
 }
 
-/// Tokens `first..first + count` of one sequence.
-fn step(first: usize, count: usize, cut: &Cut) -> StepInput {
-    let positions: Vec<u32> = (first..first + count).map(|position| position as u32).collect();
+/// Tokens `first..first + count` of some sequences, each with pages of its own.
+fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
+    let num_pages = (first + count).div_ceil(cut.block_size);
+    let places = || (0..num_seqs).flat_map(|seq| (first..first + count).map(move |position| (seq, position)));
     let mut input = StepInput {
-        token_ids: vec![0; count],
-        slots: positions.clone(),
-        positions,
-        pages: (0..(first + count).div_ceil(cut.block_size) as u32).collect(),
+        token_ids: vec![0; num_seqs * count],
+        positions: places().map(|(_, position)| position as u32).collect(),
+        slots: places().map(|(seq, position)| (seq * num_pages * cut.block_size + position) as u32).collect(),
+        pages: (0..(num_seqs * num_pages) as u32).collect(),
         ..StepInput::default()
     };
-    let sequence = SequenceQueries {
-        query_start: 0,
+    let sequence = |seq: usize| SequenceQueries {
+        query_start: (seq * count) as u32,
         num_queries: count as u32,
         first_position: first as u32,
-        pages_start: 0,
+        pages_start: (seq * num_pages) as u32,
     };
+    let sequences: Vec<_> = (0..num_seqs).map(sequence).collect();
     let mut options = PlannerOptions {
         block_size: cut.block_size,
         window: None,
@@ -152,10 +195,10 @@ fn step(first: usize, count: usize, cut: &Cut) -> StepInput {
         max_split_queries: 8,
     };
     if cut.units > 0 {
-        options.max_kv_per_item = choose_split(&[sequence], &options, cut.num_kv_heads, cut.units);
+        options.max_kv_per_item = choose_split(&sequences, &options, cut.num_kv_heads, cut.units);
     }
     let mut plan = AttentionPlan::default();
-    plan_attention(&[sequence], &options, &mut plan);
+    plan_attention(&sequences, &options, &mut plan);
     input.attention.push(plan);
     input
 }
@@ -169,10 +212,7 @@ fn seconds(
 ) -> Result<f64, BackendError> {
     let mut best = f64::MAX;
     for _ in 0..runs {
-        let started = Instant::now();
-        backend.submit(input, program)?;
-        backend.collect(&mut StepOutput::default())?;
-        best = best.min(started.elapsed().as_secs_f64());
+        best = best.min(step_seconds(backend, input, program)?);
     }
     Ok(best.max(1e-9))
 }

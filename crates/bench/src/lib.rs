@@ -30,7 +30,8 @@ pub use dataset::{
 };
 pub use error::BenchError;
 pub use kernels::{
-    KernelFigures, KernelLimits, KernelsOptions, KernelsResult, kernels, kernels_json, kernels_table,
+    KernelFigures, KernelLimits, KernelSizes, KernelsOptions, KernelsResult, Open, kernels, kernels_json,
+    kernels_table,
 };
 pub use kernels_attention::AttentionFigures;
 pub use metrics::{Goodput, Metric, ServeMetrics, details};

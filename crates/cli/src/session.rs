@@ -62,26 +62,30 @@ impl Session {
 
 /// The device that `--device` means: `auto` is the first GPU, or the CPU where CUDA is missing or finds none.
 pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
-    let cuda = |ordinal| -> Result<Box<dyn Backend>> {
-        let options = CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() };
-        Ok(Box::new(CudaBackend::new(options)?))
-    };
     if args.is_mock() {
         let step_time = Duration::from_secs_f64(args.mock_step_ms / 1e3);
         return Ok(Box::new(MockBackend::new(MockOptions { step_time })));
     }
-    match args.device {
-        DeviceArg::Cuda(ordinal) => cuda(ordinal),
-        DeviceArg::Auto if CudaBackend::probe().is_ok() => cuda(0),
-        DeviceArg::Auto | DeviceArg::Cpu => {
-            let all = Machine::read().default_threads();
-            let threads = args.threads.unwrap_or(all);
-            // Threads for all cores are bound to them, so that each finds its weights on its own NUMA node. Fewer are the system's
-            // to place: two servers must not meet on the same cores.
-            let options = CpuOptions { threads: Some(threads), pin: threads == all, ..CpuOptions::default() };
-            Ok(Box::new(CpuBackend::new(options)?))
-        }
+    if let Some(options) = cuda_options(args) {
+        return Ok(Box::new(CudaBackend::new(options)?));
     }
+    let all = Machine::read().default_threads();
+    let threads = args.threads.unwrap_or(all);
+    // Threads for all cores are bound to them, so that each finds its weights on its own NUMA node. Fewer are the system's
+    // to place: two servers must not meet on the same cores.
+    let options = CpuOptions { threads: Some(threads), pin: threads == all, ..CpuOptions::default() };
+    Ok(Box::new(CpuBackend::new(options)?))
+}
+
+/// How the GPU that `--device` means is opened; nothing where it means the CPU.
+pub fn cuda_options(args: &EngineArgs) -> Option<CudaOptions> {
+    let ordinal = match args.device {
+        _ if args.is_mock() => return None,
+        DeviceArg::Cuda(ordinal) => ordinal,
+        DeviceArg::Auto if CudaBackend::probe().is_ok() => 0,
+        DeviceArg::Auto | DeviceArg::Cpu => return None,
+    };
+    Some(CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() })
 }
 
 /// A model's configuration without its engine, for the calculator.

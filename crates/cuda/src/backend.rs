@@ -21,6 +21,7 @@ use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
+use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::Ranges;
 use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::{Staging, Weight, fill};
@@ -52,6 +53,8 @@ pub struct CudaOptions {
     /// Gated products of bf16 weights that keep at least so much of the device busy, in percent, are one kernel of our own with
     /// their activation.
     pub gated_min_busy: usize,
+    /// All products of bf16 weights are cuBLASLt's, whatever the other options say: to compare with.
+    pub library_products: bool,
 }
 
 impl Default for CudaOptions {
@@ -66,6 +69,7 @@ impl Default for CudaOptions {
             partial_bytes: 256 << 20,
             skinny_rows: SKINNY_ROWS,
             gated_min_busy: MIN_BUSY,
+            library_products: false,
         }
     }
 }
@@ -77,7 +81,7 @@ pub struct CudaBackend {
     graphs: Graphs,
     swapper: Option<Swapper>,
     clock: StepClock,
-    device: Device,
+    pub(crate) device: Device,
     staging: Staging,
     limits: Option<StepLimits>,
     enforce_eager: bool,
@@ -116,6 +120,8 @@ pub(crate) struct Device {
     /// Rows of bf16 weights that the skinny kernels take.
     pub(crate) skinny_rows: usize,
     pub(crate) gated_min_busy: usize,
+    /// Rows of bf16 weights that our own kernels without tensor cores take.
+    pub(crate) small_bf16_rows: usize,
     pub(crate) max_tokens: usize,
     pub(crate) max_logit_rows: usize,
     pub(crate) ranges: Ranges,
@@ -193,8 +199,9 @@ impl CudaBackend {
             converted: nothing()?,
             partials: nothing()?,
             arrivals: nothing()?,
-            skinny_rows: options.skinny_rows,
-            gated_min_busy: options.gated_min_busy,
+            skinny_rows: if options.library_products { 0 } else { options.skinny_rows },
+            gated_min_busy: if options.library_products { usize::MAX } else { options.gated_min_busy },
+            small_bf16_rows: if options.library_products { 0 } else { MAX_PRODUCT_ROWS },
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,

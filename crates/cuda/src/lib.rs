@@ -29,6 +29,7 @@ mod ops;
 mod output;
 mod pack;
 mod params;
+mod peak;
 mod probe;
 mod products;
 mod ranges;
@@ -38,5 +39,6 @@ mod weights;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};
+pub use peak::Peaks;
 pub use probe::Missing;
 pub use products::MAX_PRODUCT_ROWS;

@@ -15,7 +15,7 @@ use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams,
 };
-use crate::products::{Product, is_small, rows_index};
+use crate::products::{Product, rows_index};
 
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
@@ -186,7 +186,7 @@ impl Run<'_> {
         let activation = activation_number(op.activation);
         let m = self.tokens();
         if let [part] = self.device.weights[op.weight.0 as usize].parts.as_slice()
-            && is_small(part, m)
+            && self.device.is_small(part, m)
         {
             let params = ProductParams {
                 weight: part.memory.address(),

@@ -197,6 +197,13 @@ pub(crate) struct FillParams {
 }
 
 #[repr(C)]
+pub(crate) struct ReadParams {
+    pub(crate) from: Address,
+    pub(crate) count: u64,
+    pub(crate) sink: Address,
+}
+
+#[repr(C)]
 pub(crate) struct SampleParams {
     pub(crate) step: Address,
     pub(crate) logits: Address,

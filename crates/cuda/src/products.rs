@@ -40,8 +40,11 @@ fn padded_rows(m: usize) -> usize {
     m.next_multiple_of(if m <= 128 { 8 } else { 64 })
 }
 
-pub(crate) fn is_small(part: &Part, m: usize) -> bool {
-    m <= if part.format == WeightFormat::BF16 { MAX_PRODUCT_ROWS } else { MAX_QUANTISED_ROWS }
+impl Device {
+    pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
+        let is_bf16 = part.format == WeightFormat::BF16;
+        m <= if is_bf16 { self.small_bf16_rows } else { MAX_QUANTISED_ROWS }
+    }
 }
 
 impl Run<'_> {
@@ -55,7 +58,7 @@ impl Run<'_> {
         for number in 0..num_parts {
             let part = &self.device.weights[product.weight.0 as usize].parts[number];
             let output = product.output + (part.first_row * element) as u64;
-            if is_small(part, product.m) {
+            if self.device.is_small(part, product.m) {
                 self.small_product(product, number, output)?;
             } else {
                 all_small = false;
@@ -85,7 +88,7 @@ impl Run<'_> {
         let weight = &device.weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let bias = self.vector(product.bias);
-        let all_small = weight.parts.iter().all(|part| is_small(part, product.m));
+        let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m));
         let params = ProductParams {
             weight: part.memory.address(),
             row_bytes: part.row_bytes as u64,

@@ -368,3 +368,25 @@ KERNEL __launch_bounds__(256) fill_random(const FillParams p) {
         }
     }
 }
+
+struct ReadParams {
+    const uint4* from;
+    u64 count;
+    u32* sink;
+};
+
+// Reads everything once and keeps nothing: how fast the memory is.
+KERNEL __launch_bounds__(512) read_memory(const ReadParams p) {
+    constexpr u32 AHEAD = 8;
+    u64 stride = (u64)gridDim.x * 512;
+    u32 mixed = 0;
+    for (u64 first = (u64)blockIdx.x * 512 + threadIdx.x; first < p.count; first += AHEAD * stride) {
+        uint4 units[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) units[j] = p.from[min(first + j * stride, p.count - 1)];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; j++) mixed ^= units[j].x ^ units[j].y ^ units[j].z ^ units[j].w;
+    }
+    // Hardly ever, but the compiler does not know.
+    if (mixed == 0x12345678u) *p.sink = mixed;
+}

@@ -3,14 +3,15 @@
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use baton_backend::WeightFormat;
-use baton_bench::{BenchError, KernelLimits, KernelsOptions};
+use baton_backend::{Backend, WeightFormat};
+use baton_bench::{BenchError, KernelLimits, KernelSizes, KernelsOptions};
+use baton_cuda::{CudaBackend, CudaOptions};
 
 use super::{bar, write_result};
 use crate::bench_args::KernelsArgs;
 use crate::engine_args::{kv_dtype, parse_dtype};
 use crate::errors::hinted;
-use crate::session::open_backend;
+use crate::session::{cuda_options, open_backend};
 
 pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     let format = |name: &String| -> Result<WeightFormat> {
@@ -23,18 +24,39 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     let device = open_backend(&args.engine)?.device();
     writeln!(out, "{}", device.description)?;
     out.flush()?;
+    let cuda = cuda_options(&args.engine);
     let limits = || -> Result<KernelLimits> {
-        if device.name == "cpu" { cpu_limits(args.engine.threads) } else { Ok(KernelLimits::default()) }
+        match &cuda {
+            Some(options) => cuda_limits(options),
+            None if device.name == "cpu" => cpu_limits(args.engine.threads),
+            None => Ok(KernelLimits::default()),
+        }
     };
-    let open = || open_backend(&args.engine).map_err(|error| BenchError::Failed(format!("{error:#}")));
-    let options = KernelsOptions { limits: limits()?, formats, kv_dtypes };
-    let mut result = baton_bench::kernels(&open, &options, &bar(&args.output, 1))?;
+    let failed = |error: anyhow::Error| BenchError::Failed(format!("{error:#}"));
+    let open = || open_backend(&args.engine).map_err(failed);
+    let library = || -> Result<Box<dyn Backend>, BenchError> {
+        let options = CudaOptions { library_products: true, ..cuda.clone().unwrap_or_default() };
+        Ok(Box::new(CudaBackend::new(options).map_err(|error| failed(error.into()))?))
+    };
+    let sizes = if cuda.is_some() { KernelSizes::Large } else { KernelSizes::Small };
+    let options = KernelsOptions { sizes, limits: limits()?, formats, kv_dtypes };
+    let library: Option<baton_bench::Open> = cuda.is_some().then_some(&library);
+    let mut result = baton_bench::kernels(&open, library, &options, &bar(&args.output, 1))?;
     // Once more: other programs may have disturbed the first.
     result.limits = result.limits.best(limits()?);
     write!(out, "{}", baton_bench::kernels_table(&result))?;
     let mut json = baton_bench::kernels_json(&result);
     json.insert("device".to_owned(), device.description.into());
     write_result(&args.output, &json)
+}
+
+fn cuda_limits(options: &CudaOptions) -> Result<KernelLimits> {
+    let peaks = CudaBackend::new(options.clone())?.measure_peaks()?;
+    Ok(KernelLimits {
+        memory_gb_per_s: Some(peaks.memory_gb_per_s),
+        tensor_gmac_per_s: Some(peaks.tensor_gmac_per_s),
+        ..KernelLimits::default()
+    })
 }
 
 /// What as many threads as the backend uses can do at best.
@@ -46,5 +68,6 @@ fn cpu_limits(threads: Option<usize>) -> Result<KernelLimits> {
         dot_gmac_per_s: Some(peaks.dot_gmac_per_s),
         fma_gmac_per_s: Some(peaks.fma_gmac_per_s),
         bf16_gmac_per_s: peaks.bf16_gmac_per_s,
+        tensor_gmac_per_s: None,
     })
 }
