@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use baton_backend::testing::{Random, random_row};
 use baton_backend::{
-    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Ops, Program, SharedBytes,
-    StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
+    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Ops, Program, SampleRow,
+    SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
@@ -84,6 +84,31 @@ impl KernelSizes {
         }
     }
 
+    /// Weights, or cached keys and values, of one measurement together: many times the last-level cache.
+    pub(crate) fn total_bytes(self) -> usize {
+        match self {
+            Self::Small => 192 << 20,
+            Self::Large => 1 << 30,
+        }
+    }
+
+    /// Up to so many rows reading is the limit, so that all of them are multiplied with, and not only a few.
+    fn max_reading_rows(self) -> usize {
+        match self {
+            Self::Small => 0,
+            Self::Large => 256,
+        }
+    }
+
+    /// Makes a small step one of decodes, which a GPU records, so that launches take no time.
+    pub(crate) fn make_decode(self, input: &mut StepInput) {
+        let num_rows = input.num_tokens() as u32;
+        if self == Self::Large && num_rows <= 256 {
+            input.logit_rows = (0..num_rows).collect();
+            input.samples = (0..num_rows).map(SampleRow::greedy).collect();
+        }
+    }
+
     /// Units of what is read and of what is multiplied, in GB/s and GMAC/s, and digits.
     fn units(self) -> [(&'static str, f64); 2] {
         match self {
@@ -93,8 +118,6 @@ impl KernelSizes {
     }
 }
 
-/// Weights of one measurement together: several times the last-level cache.
-const TOTAL_BYTES: usize = 192 << 20;
 /// The best of so many runs counts: others are disturbed.
 const RUNS: usize = 5;
 
@@ -167,9 +190,9 @@ pub fn kernels(
     let mut result = KernelsResult { sizes, limits: options.limits, ..KernelsResult::default() };
     for (format, shape) in cases {
         bar.set_message(format!("{format} {}", shape.name));
-        let mut figures = measure(open()?, format, shape, sizes.rows()).map_err(failed)?;
+        let mut figures = measure(open()?, format, shape, sizes).map_err(failed)?;
         if let Some(library) = library.filter(|_| format == WeightFormat::BF16) {
-            let theirs = measure(library()?, format, shape, sizes.rows()).map_err(failed)?;
+            let theirs = measure(library()?, format, shape, sizes).map_err(failed)?;
             figures.library_gmac_per_s = Some(theirs.gmac_per_s);
         }
         result.products.push(figures);
@@ -178,7 +201,7 @@ pub fn kernels(
     for &dtype in &options.kv_dtypes {
         for case in sizes.attention() {
             bar.set_message(format!("attention {dtype:?} {} {}", case.heads, case.context));
-            result.attention.push(kernels_attention::measure(open()?, case, dtype).map_err(failed)?);
+            result.attention.push(kernels_attention::measure(open()?, case, dtype, sizes).map_err(failed)?);
             bar.inc(1);
         }
     }
@@ -212,22 +235,22 @@ fn measure(
     mut backend: Box<dyn Backend>,
     format: WeightFormat,
     shape: &Shape,
-    all_rows: &[usize],
+    sizes: KernelSizes,
 ) -> Result<KernelFigures, BackendError> {
     let &Shape { name, rows, cols, is_gated } = shape;
-    let max_tokens = all_rows.iter().copied().max().unwrap_or(1);
+    let max_tokens = sizes.rows().iter().copied().max().unwrap_or(1);
     backend.set_limits(&StepLimits {
         max_tokens,
         max_seqs: max_tokens,
-        max_logit_rows: 1,
-        max_samples: 1,
+        max_logit_rows: max_tokens,
+        max_samples: max_tokens,
         max_model_len: max_tokens,
         vocab_size: 1,
     })?;
     let mut random = Random::new(1);
     // One random row many times over: the speed does not depend on the values.
     let bytes = random_row(format, cols, 1.0, &mut random).repeat(rows);
-    let copies = (TOTAL_BYTES / bytes.len()).max(1);
+    let copies = (sizes.total_bytes() / bytes.len()).max(1);
     let shape_is_right = "the shape is a multiple of the format's block";
     let tensor = Tensor::new(format, rows, cols, SharedBytes::from_vec(bytes)).expect(shape_is_right);
     let row = Tensor::from_f32(1, cols, &random.normals(cols)).expect(shape_is_right);
@@ -249,27 +272,34 @@ fn measure(
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let weight_bytes = backend.weight_bytes() as f64;
     let program = |weights: &[WeightId]| Products { embed, ops: weights.iter().map(op).collect() };
-    let decode_s = seconds(&mut *backend, &program(&weights), 1)?;
     // A few are enough where arithmetic is the limit.
-    let few = program(&weights[..copies.min(4)]);
-    let macs = (few.ops.len() * rows * cols) as f64;
-    let mut gmac_per_s = Vec::with_capacity(all_rows.len());
-    for &num_rows in all_rows {
-        gmac_per_s.push(macs * num_rows as f64 / seconds(&mut *backend, &few, num_rows)? / 1e9);
+    let (all, few) = (program(&weights), program(&weights[..copies.min(4)]));
+    let decode_s = seconds(&mut *backend, &all, 1, sizes)?;
+    let mut gmac_per_s = Vec::with_capacity(sizes.rows().len());
+    for &num_rows in sizes.rows() {
+        let program = if num_rows <= sizes.max_reading_rows() { &all } else { &few };
+        let macs = (program.ops.len() * rows * cols * num_rows) as f64;
+        gmac_per_s.push(macs / seconds(&mut *backend, program, num_rows, sizes)? / 1e9);
     }
     let decode_gb_per_s = weight_bytes / decode_s / 1e9;
     Ok(KernelFigures { format, shape: name, decode_gb_per_s, gmac_per_s, library_gmac_per_s: None })
 }
 
 /// Seconds of one run of the program with this many rows.
-fn seconds(backend: &mut dyn Backend, program: &Products, num_rows: usize) -> Result<f64, BackendError> {
+fn seconds(
+    backend: &mut dyn Backend,
+    program: &Products,
+    num_rows: usize,
+    sizes: KernelSizes,
+) -> Result<f64, BackendError> {
     let count = num_rows as u32;
-    let input = StepInput {
+    let mut input = StepInput {
         token_ids: vec![0; num_rows],
         positions: (0..count).collect(),
         slots: (0..count).collect(),
         ..StepInput::default()
     };
+    sizes.make_decode(&mut input);
     let mut best = f64::MAX;
     for _ in 0..RUNS {
         best = best.min(step_seconds(backend, &input, program)?);

@@ -8,7 +8,7 @@ use baton_backend::{
     plan_attention,
 };
 
-use crate::kernels::step_seconds;
+use crate::kernels::{KernelSizes, step_seconds};
 
 /// Some sequences of one length. A prompt is measured where there is one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +48,6 @@ pub(crate) const LARGE: &[AttentionCase] = &[
     llama_8b(32, 4096),
     llama_8b(256, 640),
 ];
-/// The cache of one measurement: several times the last-level cache.
-const TOTAL_BYTES: usize = 192 << 20;
 const MAX_LAYERS: usize = 256;
 /// Width of the rows that queries, keys and values are made from: as little as there can be.
 const HIDDEN: usize = 32;
@@ -97,20 +95,22 @@ pub(crate) fn measure(
     mut backend: Box<dyn Backend>,
     case: &AttentionCase,
     kv_dtype: KvDtype,
+    sizes: KernelSizes,
 ) -> Result<AttentionFigures, BackendError> {
     let &AttentionCase { heads, num_heads, num_kv_heads, head_dim, num_seqs, context } = case;
     let device = backend.device();
     let layer = KvLayerSpec { num_kv_heads, head_dim };
     let one = KvSpec { layers: vec![layer], dtype: kv_dtype, block_size: device.block_size };
     let layer_bytes = one.bytes_per_token() * context * num_seqs;
-    let spec = KvSpec { layers: vec![layer; (TOTAL_BYTES / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
+    let spec =
+        KvSpec { layers: vec![layer; (sizes.total_bytes() / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
     backend.check_kv_spec(&spec)?;
     let max_tokens = if num_seqs == 1 { context } else { num_seqs };
     backend.set_limits(&StepLimits {
         max_tokens,
         max_seqs: num_seqs,
-        max_logit_rows: 1,
-        max_samples: 1,
+        max_logit_rows: num_seqs,
+        max_samples: num_seqs,
         max_model_len: context,
         vocab_size: 1,
     })?;
@@ -147,7 +147,8 @@ pub(crate) fn measure(
         let macs = (context * (context + 1) / 2 * num_heads * 2 * head_dim) as f64;
         prompt_gmac_per_s = Some(macs / prompt_s / 1e9);
     }
-    let decode = step(num_seqs, context - 1, 1, &cut);
+    let mut decode = step(num_seqs, context - 1, 1, &cut);
+    sizes.make_decode(&mut decode);
     let all = program((0..num_layers).map(attention).collect());
     let decode_s = seconds(&mut *backend, &all, &decode, 2 * RUNS)?;
     Ok(AttentionFigures {

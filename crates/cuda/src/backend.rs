@@ -17,6 +17,7 @@ use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
+use crate::layout::TILE_ROWS;
 use crate::ops::Run;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
@@ -240,7 +241,7 @@ impl CudaBackend {
         for (memory, bytes) in [
             (normed, max_rows * cols * 2),
             (projected, limits.max_tokens * rows * 2),
-            (converted, self.largest_converted.min(MAX_CONVERTED.max(cols)) * 2),
+            (converted, self.largest_converted.min(MAX_CONVERTED.max(TILE_ROWS * cols)) * 2),
         ] {
             if memory.bytes() < bytes {
                 *memory = gpu.allocate(0, "nothing")?;
@@ -402,7 +403,7 @@ impl Backend for CudaBackend {
             self.device.kernels.prepare_format(part.format())?;
         }
         let Device { gpu, kernels, .. } = &self.device;
-        let weight = Weight::load(gpu, kernels, &mut self.staging, parts)?;
+        let weight = Weight::load(gpu, kernels, &mut self.staging, parts, usage)?;
         if usage != WeightUse::Embedding {
             // A head writes logits, never scratch; a small one is not worth knowing.
             let is_head = weight.rows > MAX_SMALL_HEAD

@@ -10,12 +10,14 @@ use std::path::Path;
 use baton_backend::{BackendError, KvDtype, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
 
-use crate::kernels::SKINNY_TILES;
+use crate::kernels::{PACKED_TILES, SKINNY_TILES};
+use crate::layout::packed_bits;
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const HOPPER: &str = include_str!("kernels/hopper.cuh");
 const BASIC: &str = include_str!("kernels/basic.cu");
 const PRODUCT: &str = include_str!("kernels/product.cu");
+const PACKED: &str = include_str!("kernels/packed.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
@@ -36,11 +38,18 @@ pub(crate) const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 /// Types of cache that it is made for.
 pub(crate) const TILED_CACHES: [KvDtype; 3] = [KvDtype::F16, KvDtype::BF16, KvDtype::F8E4M3];
 
+/// Bits of a value that weights are packed into.
+pub(crate) const PACKED_BITS: [u32; 4] = [4, 5, 6, 8];
+
 /// One unit of compilation: a text and what is defined in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unit {
     Basic,
     Product(WeightFormat),
+    Packed {
+        bits: u32,
+        tiles: u32,
+    },
     Skinny {
         tiles: u32,
     },
@@ -68,6 +77,9 @@ impl Unit {
         let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         units.extend(WeightFormat::ALL.map(Self::Product));
+        for bits in PACKED_BITS {
+            units.extend(PACKED_TILES.map(|tiles| Self::Packed { bits, tiles }));
+        }
         units.extend(has_gated(architecture).then_some(Self::Gated));
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
@@ -82,6 +94,7 @@ impl Unit {
         let parts: &[&str] = match self {
             Self::Basic => &[COMMON, BASIC],
             Self::Product(_) => &[COMMON, PRODUCT],
+            Self::Packed { .. } => &[COMMON, PACKED],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
@@ -108,7 +121,9 @@ impl Unit {
                 format!("-DFORMAT={}", format_number(format)),
                 format!("-DBLOCK_LEN={}", format.block_len()),
                 format!("-DBLOCK_BYTES={}", format.block_bytes()),
+                format!("-DPACKED_BITS={}", packed_bits(format)),
             ],
+            Self::Packed { bits, tiles } => vec![format!("-DBITS={bits}"), format!("-DTILES={tiles}")],
             Self::AttentionFew(tiling) | Self::AttentionMany(tiling) => vec![
                 format!("-DHEAD_DIM={}", tiling.head_dim),
                 format!("-DIS_F16={}", u8::from(tiling.cache != KvDtype::BF16)),
@@ -124,6 +139,7 @@ impl Unit {
         match self {
             Self::Basic => "basic".to_owned(),
             Self::Product(format) => format!("product {format}"),
+            Self::Packed { bits, tiles } => format!("packed {bits} {tiles}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
             Self::Gated => "gated".to_owned(),
             Self::AttentionAny => "attention_any".to_owned(),

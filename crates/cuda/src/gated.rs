@@ -4,6 +4,7 @@
 use baton_backend::{BackendError, GatedLinear, WeightFormat};
 
 use crate::gpu::{Fetches, map_bf16};
+use crate::layout::Layout;
 use crate::ops::{Run, activation_number};
 use crate::params::{Address, GatedParams};
 
@@ -90,7 +91,7 @@ impl Run<'_> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let [part] = weight.parts.as_slice() else { return None };
-        let fits = part.format == WeightFormat::BF16
+        let fits = part.layout == Layout::Plain(WeightFormat::BF16)
             && op.bias.is_none()
             && weight.rows.is_multiple_of(2)
             && weight.cols.is_multiple_of(CHUNK)

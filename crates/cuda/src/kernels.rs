@@ -12,10 +12,13 @@ use cudarc::driver::sys;
 use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
 use crate::gated::GATED_SHAPES;
 use crate::gpu::{Function, failed};
+use crate::layout::{Layout, record_bytes};
 use crate::probe::Properties;
 
-/// Activation rows that one launch of a product kernel takes, in the order of [`Products::plain`].
-pub(crate) const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
+/// Activation rows that the product kernels of plain weights take.
+const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
+/// Tiles of eight activation rows that those of packed weights take at a time.
+pub(crate) const PACKED_TILES: [u32; 3] = [1, 2, 4];
 
 const CORE_UNITS: [Unit; 3] = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
 /// Multiprocessors with less shared memory than this get smaller rings.
@@ -34,7 +37,11 @@ pub(crate) struct Kernels {
     skinny: Option<Skinny>,
     /// The same, for each of [`GATED_SHAPES`], where the device can.
     gated: Vec<Function>,
-    products: HashMap<WeightFormat, Products>,
+    embeds: HashMap<Layout, Function>,
+    packs: HashMap<WeightFormat, Function>,
+    /// Each from few activation rows to many.
+    products: HashMap<Layout, Vec<ProductKernels>>,
+    converts: HashMap<Layout, Function>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
 }
 
@@ -81,13 +88,18 @@ pub(crate) struct Skinny {
     pub(crate) small_qkv: SkinnyKernels,
 }
 
-/// The kernels of one weight format.
+/// The product kernels of one layout for a number of activation rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Products {
-    pub(crate) plain: [Function; 4],
-    pub(crate) gated: [Function; 4],
-    pub(crate) embed: Function,
-    pub(crate) convert: Function,
+pub(crate) struct ProductKernels {
+    /// The most activation rows that a block takes.
+    pub(crate) max_rows: u32,
+    pub(crate) plain: Function,
+    pub(crate) gated: Function,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    /// Weight rows of a block, with and without a gate.
+    pub(crate) plain_rows: u32,
+    pub(crate) gated_rows: u32,
 }
 
 /// The tensor-core kernels of one head size and cache type.
@@ -120,7 +132,10 @@ impl Kernels {
             core: None,
             skinny: None,
             gated: Vec::new(),
+            embeds: HashMap::new(),
+            packs: HashMap::new(),
             products: HashMap::new(),
+            converts: HashMap::new(),
             attention: HashMap::new(),
         }
     }
@@ -164,6 +179,11 @@ impl Kernels {
     pub(crate) fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
         for format in formats {
             self.compiler.start(Unit::Product(*format));
+            if let Layout::Packed { bits } = Layout::of_product(*format) {
+                for tiles in PACKED_TILES {
+                    self.compiler.start(Unit::Packed { bits, tiles });
+                }
+            }
             if *format == WeightFormat::BF16 {
                 for tiles in SKINNY_TILES {
                     self.compiler.start(Unit::Skinny { tiles });
@@ -185,11 +205,19 @@ impl Kernels {
     /// Makes the kernels of a weight format ready. Called when a weight is loaded.
     pub(crate) fn prepare_format(&mut self, format: WeightFormat) -> Result<(), BackendError> {
         self.make_ready()?;
-        if self.products.contains_key(&format) {
+        if self.embeds.contains_key(&Layout::Plain(format)) {
             return Ok(());
         }
         let module = self.compiler.load(Unit::Product(format))?;
-        self.products.insert(format, module.products()?);
+        let layout = Layout::of_product(format);
+        self.embeds.insert(Layout::Plain(format), module.function("embed")?);
+        if let Layout::Packed { bits } = layout {
+            self.packs.insert(format, module.function("pack")?);
+            self.prepare_packed(bits)?;
+        } else {
+            self.products.insert(layout, module.plain_products()?);
+            self.converts.insert(layout, module.function("convert")?);
+        }
         self.modules.push(module);
         if format == WeightFormat::BF16 {
             let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles }));
@@ -209,6 +237,25 @@ impl Kernels {
                 self.modules.push(module);
             }
         }
+        Ok(())
+    }
+
+    fn prepare_packed(&mut self, bits: u32) -> Result<(), BackendError> {
+        let layout = Layout::Packed { bits };
+        if self.products.contains_key(&layout) {
+            return Ok(());
+        }
+        let mut products = Vec::with_capacity(PACKED_TILES.len());
+        for tiles in PACKED_TILES {
+            let module = self.compiler.load(Unit::Packed { bits, tiles })?;
+            products.push(module.packed_products(bits, tiles)?);
+            if tiles == 1 {
+                self.embeds.insert(layout, module.function("packed_embed")?);
+                self.converts.insert(layout, module.function("packed_convert")?);
+            }
+            self.modules.push(module);
+        }
+        self.products.insert(layout, products);
         Ok(())
     }
 
@@ -247,8 +294,23 @@ impl Kernels {
         Ok(())
     }
 
-    pub(crate) fn products(&self, format: WeightFormat) -> Products {
-        self.products[&format]
+    pub(crate) fn embed(&self, layout: Layout) -> Function {
+        self.embeds[&layout]
+    }
+
+    pub(crate) fn pack(&self, format: WeightFormat) -> Function {
+        self.packs[&format]
+    }
+
+    pub(crate) fn convert(&self, layout: Layout) -> Function {
+        self.converts[&layout]
+    }
+
+    /// The kernels for `m` activation rows.
+    pub(crate) fn products(&self, layout: Layout, m: usize) -> ProductKernels {
+        let all = &self.products[&layout];
+        let fitting = all.iter().find(|kernels| m <= kernels.max_rows as usize);
+        *fitting.or(all.last()).expect("a layout has product kernels")
     }
 
     pub(crate) fn tiled_attention(&self, head_dim: usize, cache: KvDtype) -> Option<TiledAttention> {
@@ -323,18 +385,36 @@ impl Module {
             .map_err(failed("finding a kernel"))
     }
 
-    fn products(&self) -> Result<Products, BackendError> {
-        let four = |name: &str| -> Result<[Function; 4], BackendError> {
-            let function = |rows| self.function(&format!("{name}_{rows}"));
-            let [a, b, c, d] = PRODUCT_ROWS.map(function);
-            Ok([a?, b?, c?, d?])
+    fn plain_products(&self) -> Result<Vec<ProductKernels>, BackendError> {
+        let kernels = |max_rows: u32| {
+            Ok(ProductKernels {
+                max_rows,
+                plain: self.function(&format!("product_{max_rows}"))?,
+                gated: self.function(&format!("gated_{max_rows}"))?,
+                threads: 128,
+                shared_bytes: 0,
+                plain_rows: 4,
+                gated_rows: 4,
+            })
         };
-        Ok(Products {
-            plain: four("product")?,
-            gated: four("gated")?,
-            embed: self.function("embed")?,
-            convert: self.function("convert")?,
-        })
+        PRODUCT_ROWS.into_iter().map(kernels).collect()
+    }
+
+    fn packed_products(&self, bits: u32, tiles: u32) -> Result<ProductKernels, BackendError> {
+        // As in `packed.cu`: eight warps in one or two groups, each with a ring of two records a stage.
+        let (stages, groups) = (if bits == 8 { 3 } else { 4 }, if tiles <= 2 { 1 } else { 2 });
+        let kernels = ProductKernels {
+            max_rows: 8 * tiles,
+            plain: self.function("packed_product")?,
+            gated: self.function("packed_gated")?,
+            threads: 256,
+            shared_bytes: 8 * stages * 2 * record_bytes(bits) as u32,
+            plain_rows: 32 * groups,
+            gated_rows: 16 * groups,
+        };
+        allow_shared(kernels.plain, kernels.shared_bytes)?;
+        allow_shared(kernels.gated, kernels.shared_bytes)?;
+        Ok(kernels)
     }
 }
 

@@ -25,6 +25,7 @@ mod gpu;
 mod graphs;
 mod kernels;
 mod kv;
+mod layout;
 mod ops;
 mod output;
 mod pack;

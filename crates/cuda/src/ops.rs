@@ -15,7 +15,7 @@ use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams,
 };
-use crate::products::{Product, rows_index};
+use crate::products::Product;
 
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
@@ -129,14 +129,14 @@ impl Run<'_> {
                 step: device.step.address(),
                 drawn: device.drawn.address(),
                 weight: part.memory.address(),
-                row_bytes: part.row_bytes as u64,
+                unit_bytes: part.unit_bytes as u64,
                 output,
                 first_row: part.first_row as u32,
                 num_rows: part.rows as u32,
                 cols: weight.cols as u32,
                 scale: op.scale,
             };
-            let function = device.kernels.products(part.format).embed;
+            let function = device.kernels.embed(part.layout);
             // SAFETY: the struct is the kernel's; the output has a row a token.
             unsafe { device.gpu.launch(function, (self.shape.tokens, 1), 128, 0, &params) }?;
         }
@@ -187,10 +187,11 @@ impl Run<'_> {
         let m = self.tokens();
         if let [part] = self.device.weights[op.weight.0 as usize].parts.as_slice()
             && self.device.is_small(part, m)
+            && width.is_multiple_of(part.unit_rows)
         {
             let params = ProductParams {
                 weight: part.memory.address(),
-                row_bytes: part.row_bytes as u64,
+                unit_bytes: part.unit_bytes as u64,
                 input,
                 bias,
                 output,
@@ -203,10 +204,12 @@ impl Run<'_> {
                 softcap: 0.0,
                 activation,
             };
-            let function = self.device.kernels.products(part.format).gated[rows_index(m)];
+            let kernels = self.device.kernels.products(part.layout, m);
+            let blocks = (width as u32).div_ceil(kernels.gated_rows) * (m as u32).div_ceil(kernels.max_rows);
+            let (threads, shared_bytes) = (kernels.threads, kernels.shared_bytes);
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
             return unsafe {
-                self.device.gpu.launch(function, (width.div_ceil(4) as u32, 1), 128, 0, &params)
+                self.device.gpu.launch(kernels.gated, (blocks, 1), threads, shared_bytes, &params)
             };
         }
         let projected = self.project(input, op.weight)?;

@@ -67,7 +67,7 @@ pub(crate) struct SoftcapParams {
 #[repr(C)]
 pub(crate) struct ProductParams {
     pub(crate) weight: Address,
-    pub(crate) row_bytes: u64,
+    pub(crate) unit_bytes: u64,
     pub(crate) input: Address,
     pub(crate) bias: Address,
     pub(crate) output: Address,
@@ -86,7 +86,7 @@ pub(crate) struct EmbedParams {
     pub(crate) step: Address,
     pub(crate) drawn: Address,
     pub(crate) weight: Address,
-    pub(crate) row_bytes: u64,
+    pub(crate) unit_bytes: u64,
     pub(crate) output: Address,
     pub(crate) first_row: u32,
     pub(crate) num_rows: u32,
@@ -95,9 +95,20 @@ pub(crate) struct EmbedParams {
 }
 
 #[repr(C)]
+pub(crate) struct PackParams {
+    pub(crate) source: Address,
+    pub(crate) row_bytes: u64,
+    pub(crate) target: Address,
+    pub(crate) tile_bytes: u64,
+    pub(crate) first_row: u32,
+    pub(crate) num_rows: u32,
+    pub(crate) cols: u32,
+}
+
+#[repr(C)]
 pub(crate) struct ConvertParams {
     pub(crate) weight: Address,
-    pub(crate) row_bytes: u64,
+    pub(crate) unit_bytes: u64,
     pub(crate) output: Address,
     pub(crate) num_rows: u32,
     pub(crate) cols: u32,

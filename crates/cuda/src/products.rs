@@ -1,4 +1,4 @@
-//! Products with weights of any format: up to a few rows by our own kernels, which read the weights as they are; larger
+//! Products with weights of any layout: up to a few rows by our own kernels, which read the weights as they are; larger
 //! ones by cuBLASLt, which gets what is not bf16 converted piece by piece. Products of bf16 weights with few tokens go to
 //! `skinny` before they come here.
 
@@ -6,14 +6,17 @@ use baton_backend::{BackendError, VectorId, WeightFormat, WeightId};
 
 use crate::backend::Device;
 use crate::gemm;
-use crate::kernels::PRODUCT_ROWS;
+use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
 use crate::params::{Address, BiasParams, ConvertParams, ProductParams, SoftcapParams};
 use crate::weights::Part;
 
-/// More rows of bf16 weights than this go to cuBLASLt. Other formats get more, because those must be converted first.
+/// More rows of bf16 weights than this go to cuBLASLt. Others get more, because those must be converted first.
 pub const MAX_PRODUCT_ROWS: usize = 2;
-const MAX_QUANTISED_ROWS: usize = 8;
+const MAX_PLAIN_ROWS: usize = 8;
+const MAX_PACKED_ROWS: usize = 64;
+
+const BF16: Layout = Layout::Plain(WeightFormat::BF16);
 
 /// A product and where its result goes.
 pub(crate) struct Product {
@@ -30,11 +33,6 @@ pub(crate) struct Product {
     pub(crate) softcap: Option<f32>,
 }
 
-/// The product kernel for `m` rows.
-pub(crate) fn rows_index(m: usize) -> usize {
-    PRODUCT_ROWS.iter().position(|rows| m <= *rows as usize).expect("m is at most the largest kernel's rows")
-}
-
 /// Rows of a large product: more than there are, so that there are few shapes. What the others hold does not matter.
 fn padded_rows(m: usize) -> usize {
     m.next_multiple_of(if m <= 128 { 8 } else { 64 })
@@ -42,8 +40,11 @@ fn padded_rows(m: usize) -> usize {
 
 impl Device {
     pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
-        let is_bf16 = part.format == WeightFormat::BF16;
-        m <= if is_bf16 { self.small_bf16_rows } else { MAX_QUANTISED_ROWS }
+        m <= match part.layout {
+            BF16 => self.small_bf16_rows,
+            Layout::Plain(_) => MAX_PLAIN_ROWS,
+            Layout::Packed { .. } => MAX_PACKED_ROWS,
+        }
     }
 }
 
@@ -91,7 +92,7 @@ impl Run<'_> {
         let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m));
         let params = ProductParams {
             weight: part.memory.address(),
-            row_bytes: part.row_bytes as u64,
+            unit_bytes: part.unit_bytes as u64,
             input: product.input,
             bias: if bias == 0 { 0 } else { bias + 4 * part.first_row as u64 },
             output,
@@ -105,9 +106,12 @@ impl Run<'_> {
             softcap: if all_small { product.softcap.unwrap_or(0.0) } else { 0.0 },
             activation: 0,
         };
-        let function = device.kernels.products(part.format).plain[rows_index(product.m)];
+        let kernels = device.kernels.products(part.layout, product.m);
+        let blocks = params.num_rows.div_ceil(kernels.plain_rows) * params.m.div_ceil(kernels.max_rows);
         // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
-        unsafe { device.gpu.launch(function, (part.rows.div_ceil(4) as u32, 1), 128, 0, &params) }
+        unsafe {
+            device.gpu.launch(kernels.plain, (blocks, 1), kernels.threads, kernels.shared_bytes, &params)
+        }
     }
 
     fn large_product(
@@ -120,26 +124,27 @@ impl Run<'_> {
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let element = if product.is_f32 { 4 } else { 2 };
-        let piece = if part.format == WeightFormat::BF16 {
+        let units_at_once = if part.layout == BF16 {
             part.rows
         } else {
-            (converted.bytes() / 2 / weight.cols).min(part.rows)
+            converted.bytes() / 2 / weight.cols / part.unit_rows
         };
-        for first in (0..part.rows).step_by(piece.max(1)) {
+        let piece = units_at_once.max(1) * part.unit_rows;
+        for first in (0..part.rows).step_by(piece) {
             let rows = piece.min(part.rows - first);
-            let mut source = part.memory.address() + (first * part.row_bytes) as u64;
-            if part.format != WeightFormat::BF16 {
+            let mut source = part.memory.address() + (first / part.unit_rows * part.unit_bytes) as u64;
+            if part.layout != BF16 {
                 let params = ConvertParams {
                     weight: source,
-                    row_bytes: part.row_bytes as u64,
+                    unit_bytes: part.unit_bytes as u64,
                     output: converted.address(),
                     num_rows: rows as u32,
                     cols: weight.cols as u32,
                 };
+                let (blocks, threads) =
+                    (rows.div_ceil(part.unit_rows), if part.unit_rows == 1 { 128 } else { 256 });
                 // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
-                unsafe {
-                    gpu.launch(kernels.products(part.format).convert, (rows as u32, 1), 128, 0, &params)
-                }?;
+                unsafe { gpu.launch(kernels.convert(part.layout), (blocks as u32, 1), threads, 0, &params) }?;
                 source = converted.address();
             }
             let target = output + (first * element) as u64;

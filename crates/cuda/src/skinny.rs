@@ -4,6 +4,7 @@
 use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightFormat, WeightId};
 
 use crate::kernels::{SKINNY_TILES, SkinnyKernels};
+use crate::layout::Layout;
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, SkinnyParams};
 
@@ -17,7 +18,7 @@ impl Run<'_> {
         let weight = &device.weights[weight.0 as usize];
         let [part] = weight.parts.as_slice() else { return None };
         let is_layer_norm = norm.is_some_and(|norm| norm.kind != NormKind::Rms);
-        let is_skinny = part.format == WeightFormat::BF16
+        let is_skinny = part.layout == Layout::Plain(WeightFormat::BF16)
             && weight.cols.is_multiple_of(UNIT)
             && !is_layer_norm
             && num_tokens as usize <= device.skinny_rows.min(8 * SKINNY_TILES[1] as usize);

@@ -1,11 +1,12 @@
-//! Weights on the device, in the format of their file, and how they get there: through two pinned buffers, so that reading
-//! the file and copying overlap.
+//! Weights on the device, in the format of their file or packed, and how they get there: through two pinned buffers, so that
+//! reading the file and copying overlap. What is packed goes through a buffer of the device.
 
-use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat};
+use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat, WeightUse};
 
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::kernels::Kernels;
-use crate::params::{Address, FillParams};
+use crate::layout::Layout;
+use crate::params::{Address, FillParams, PackParams};
 
 const STAGING_BYTES: usize = 16 << 20;
 
@@ -19,10 +20,12 @@ pub(crate) struct Weight {
 
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(crate) format: WeightFormat,
+    pub(crate) layout: Layout,
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
-    pub(crate) row_bytes: usize,
+    /// Rows that lie together, and their bytes.
+    pub(crate) unit_rows: usize,
+    pub(crate) unit_bytes: usize,
     pub(crate) memory: DeviceMemory,
 }
 
@@ -30,13 +33,55 @@ pub(crate) struct Part {
 pub(crate) struct Staging {
     buffers: [(PinnedMemory, Event); 2],
     next: usize,
+    /// What is to be packed.
+    unpacked: Option<DeviceMemory>,
 }
 
 impl Staging {
     pub(crate) fn new(gpu: &Gpu) -> Result<Self, BackendError> {
         let buffer =
             || Ok::<_, BackendError>((gpu.allocate_pinned(STAGING_BYTES, "staging")?, Event::new()?));
-        Ok(Self { buffers: [buffer()?, buffer()?], next: 0 })
+        Ok(Self { buffers: [buffer()?, buffer()?], next: 0, unpacked: None })
+    }
+
+    /// Copies the rows of a tensor and packs them into `part`, from one of its rows on.
+    fn pack(
+        &mut self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        tensor: &Tensor,
+        part: &Part,
+        first_row: usize,
+    ) -> Result<(), BackendError> {
+        let (cols, format) = (tensor.cols(), tensor.format());
+        let row_bytes = format.row_bytes(cols).expect("a tensor's rows are whole blocks");
+        let at_once = (STAGING_BYTES / row_bytes).max(1);
+        if self.unpacked.as_ref().is_none_or(|memory| memory.bytes() < at_once * row_bytes) {
+            self.unpacked = Some(gpu.allocate(STAGING_BYTES.max(row_bytes), "weights to be packed")?);
+        }
+        let unpacked = self.unpacked.take().expect("just made");
+        let mut result = Ok(());
+        for (number, rows) in tensor.bytes().chunks(at_once * row_bytes).enumerate() {
+            let params = PackParams {
+                source: unpacked.address(),
+                row_bytes: row_bytes as u64,
+                target: part.memory.address(),
+                tile_bytes: part.unit_bytes as u64,
+                first_row: (first_row + number * at_once) as u32,
+                num_rows: (rows.len() / row_bytes) as u32,
+                cols: cols as u32,
+            };
+            let blocks = params.num_rows;
+            result = self.copy(gpu, rows, &unpacked, 0).and_then(|()| {
+                // SAFETY: the struct is the kernel's; source and target have these rows. The next copy waits for it.
+                unsafe { gpu.launch(kernels.pack(format), (blocks, 1), 128, 0, &params) }
+            });
+            if result.is_err() {
+                break;
+            }
+        }
+        self.unpacked = Some(unpacked);
+        result
     }
 
     /// Copies `bytes` to `offset` of `to`; the last pieces may still be on their way.
@@ -66,6 +111,7 @@ impl Weight {
         kernels: &Kernels,
         staging: &mut Staging,
         tensors: &[Tensor],
+        usage: WeightUse,
     ) -> Result<Self, BackendError> {
         let cols = tensors.first().map_or(0, Tensor::cols);
         if cols == 0 || tensors.iter().any(|tensor| tensor.cols() != cols) {
@@ -83,17 +129,28 @@ impl Weight {
         let mut first_row = 0;
         for run in tensors.chunk_by(|a, b| a.format() == b.format()) {
             let format = run[0].format();
-            let rows = run.iter().map(Tensor::rows).sum();
-            let row_bytes = format.row_bytes(cols).expect("a tensor's rows are whole blocks");
-            let memory = gpu.allocate(rows * row_bytes, "a weight")?;
-            let mut offset = 0;
+            let layout = match usage {
+                WeightUse::Embedding => Layout::Plain(format),
+                WeightUse::Linear | WeightUse::EmbeddingAndLinear => Layout::of_product(format),
+            };
+            let rows: usize = run.iter().map(Tensor::rows).sum();
+            let (unit_rows, unit_bytes) = layout.unit(cols).expect("a tensor's rows are whole blocks");
+            let memory = gpu.allocate(rows.div_ceil(unit_rows) * unit_bytes, "a weight")?;
+            let part = Part { layout, first_row, rows, unit_rows, unit_bytes, memory };
+            let mut row = 0;
             for tensor in run {
-                if !fill_random(gpu, kernels, tensor, &memory, offset)? {
-                    staging.copy(gpu, tensor.bytes(), &memory, offset)?;
+                match layout {
+                    Layout::Packed { .. } => staging.pack(gpu, kernels, tensor, &part, row)?,
+                    Layout::Plain(_) => {
+                        let offset = row * unit_bytes;
+                        if !fill_random(gpu, kernels, tensor, &part.memory, offset)? {
+                            staging.copy(gpu, tensor.bytes(), &part.memory, offset)?;
+                        }
+                    }
                 }
-                offset += tensor.rows() * row_bytes;
+                row += tensor.rows();
             }
-            parts.push(Part { format, first_row, rows, row_bytes, memory });
+            parts.push(part);
             first_row += rows;
         }
         Ok(Self { parts, rows: first_row, cols })
@@ -105,7 +162,7 @@ impl Weight {
 
     /// Values to convert at once for large products, `None` where all is bf16.
     pub(crate) fn largest_converted(&self) -> Option<usize> {
-        let parts = self.parts.iter().filter(|part| part.format != WeightFormat::BF16);
+        let parts = self.parts.iter().filter(|part| part.layout != Layout::Plain(WeightFormat::BF16));
         parts.map(|part| part.rows * self.cols).max()
     }
 }

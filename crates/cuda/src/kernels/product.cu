@@ -1,8 +1,9 @@
-// Products with a weight of one format, for a few rows of activations: one warp a weight row, which is read once and
-// multiplied with all the activation rows. FORMAT is defined by the caller; the numbers are those of `WeightFormat`.
+// What is done with weights as their file has them: the embedding lookup, and for formats that are not packed (`packed.cu`) the
+// conversion to bf16 for large products, and products with a few rows of activations: one warp a weight row, which is read
+// once and multiplied with all the activation rows. Those that are packed are packed here.
 //
-// A lane takes 8 consecutive values at a time (`Chunk`), two chunks in flight: on an H200 more were slower, not faster.
-// Also here, because they decode the format too: the embedding lookup and the conversion to bf16 for large products.
+// FORMAT is defined by the caller, and PACKED_BITS, 0 if it is not packed; the numbers are those of `WeightFormat`. A lane takes
+// 8 consecutive values at a time (`Chunk`), two chunks in flight: on an H200 more were slower, not faster.
 
 enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL };
 
@@ -139,6 +140,57 @@ struct Chunk {
 };
 #endif
 
+struct EmbedParams {
+    const StepHeader* step;
+    const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
+    const u8* weight; // [num_rows, cols]
+    u64 row_bytes;
+    bf16* output;     // [tokens, cols]
+    u32 first_row, num_rows, cols; // which tokens this part of the weight holds
+    float scale;
+};
+
+// One block a token. The top bit of a token id says that it is the number of a sample of the step before.
+KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
+    allow_next();
+    wait_for_previous();
+    if (blockIdx.x >= p.step->num_tokens) return;
+    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
+    if (token >> 31) token = p.drawn[token & 0x7fffffffu];
+    if (token < p.first_row || token - p.first_row >= p.num_rows) return;
+    const u8* row = p.weight + (u64)(token - p.first_row) * p.row_bytes;
+    for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
+        Chunk chunk;
+        float v[8];
+        chunk.load(row, i);
+        chunk.decode(v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= p.scale;
+        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
+    }
+}
+
+#if PACKED_BITS == 0
+struct ConvertParams {
+    const u8* weight;
+    u64 row_bytes;
+    bf16* output; // [num_rows, cols]
+    u32 num_rows, cols;
+};
+
+KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
+    allow_next();
+    wait_for_previous();
+    const u8* row = p.weight + blockIdx.x * p.row_bytes;
+    for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
+        Chunk chunk;
+        float v[8];
+        chunk.load(row, i);
+        chunk.decode(v);
+        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
+    }
+}
+
 struct ProductParams {
     const u8* weight; // [num_rows, cols] in this format
     u64 row_bytes;
@@ -249,53 +301,98 @@ KERNEL __launch_bounds__(128) gated_1(const ProductParams p) { gated<1>(p); }
 KERNEL __launch_bounds__(128) gated_2(const ProductParams p) { gated<2>(p); }
 KERNEL __launch_bounds__(128, 4) gated_4(const ProductParams p) { gated<4>(p); }
 KERNEL __launch_bounds__(128, 4) gated_8(const ProductParams p) { gated<8>(p); }
-
-struct EmbedParams {
-    const StepHeader* step;
-    const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
-    const u8* weight; // [num_rows, cols]
-    u64 row_bytes;
-    bf16* output;     // [tokens, cols]
-    u32 first_row, num_rows, cols; // which tokens this part of the weight holds
-    float scale;
-};
-
-// One block a token. The top bit of a token id says that it is the number of a sample of the step before.
-KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
-    allow_next();
-    wait_for_previous();
-    if (blockIdx.x >= p.step->num_tokens) return;
-    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
-    if (token >> 31) token = p.drawn[token & 0x7fffffffu];
-    if (token < p.first_row || token - p.first_row >= p.num_rows) return;
-    const u8* row = p.weight + (u64)(token - p.first_row) * p.row_bytes;
-    for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
-        Chunk chunk;
-        float v[8];
-        chunk.load(row, i);
-        chunk.decode(v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= p.scale;
-        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
-    }
+#else
+// The integer at a column of a row, from 0 on.
+__device__ __forceinline__ u32 quantum(const u8* row, u32 column) {
+    const u8* block = row + (u64)(column / BLOCK_LEN) * BLOCK_BYTES;
+    u32 at = column % BLOCK_LEN;
+#if FORMAT == 7
+    return block[2 + at] ^ 128;
+#elif FORMAT == 10 || FORMAT == 11
+    u32 q = block[(FORMAT == 10 ? 16 : 48) + at / 64 * 32 + at % 32] >> (at % 64 >= 32 ? 4 : 0) & 15;
+    return FORMAT == 11 ? q | (block[16 + at % 32] >> (at / 32) & 1) << 4 : q;
+#elif FORMAT == 12
+    u32 low = block[at / 128 * 64 + at % 64] >> (at % 128 >= 64 ? 4 : 0) & 15;
+    return low | (block[128 + at / 128 * 32 + at % 32] >> 2 * (at % 128 / 32) & 3) << 4;
+#else
+    u32 q = block[BLOCK_BYTES - 16 + at % 16] >> (at >= 16 ? 4 : 0) & 15;
+    const u8* fifth = block + (FORMAT == 5 ? 2 : 4);
+    return FORMAT == 5 || FORMAT == 6 ? q | (fifth[at / 8] >> at % 8 & 1) << 4 : q;
+#endif
 }
 
-struct ConvertParams {
-    const u8* weight;
+// What the integers there are multiplied with, and what is added then: for 6 and 8 bits nothing, their zero is known.
+__device__ __forceinline__ void scales(const u8* row, u32 column, float* scale, float* minimum) {
+    const u8* block = row + (u64)(column / BLOCK_LEN) * BLOCK_BYTES;
+    *minimum = 0.0f;
+#if FORMAT == 10 || FORMAT == 11
+    const u8* packed = block + 4;
+    u32 s = column % BLOCK_LEN / 32;
+    u32 times = s < 4 ? packed[s] & 63 : (packed[s + 4] & 15) | (packed[s - 4] >> 2 & 48);
+    u32 less = s < 4 ? packed[s + 4] & 63 : packed[s + 4] >> 4 | (packed[s] >> 2 & 48);
+    *scale = f16_at(block) * (float)times;
+    *minimum = -f16_at(block + 2) * (float)less;
+#elif FORMAT == 12
+    *scale = f16_at(block + 208) * (float)(signed char)block[192 + column % BLOCK_LEN / 16];
+#else
+    *scale = f16_at(block);
+    if (FORMAT == 3) *minimum = -8.0f * *scale;
+    if (FORMAT == 5) *minimum = -16.0f * *scale;
+    if (FORMAT == 4 || FORMAT == 6) *minimum = f16_at(block + 2);
+#endif
+}
+
+__device__ __forceinline__ u16 nearest_f16(float x) { return float_to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
+
+struct PackParams {
+    const u8* source; // [num_rows, cols] in this format
     u64 row_bytes;
-    bf16* output; // [num_rows, cols]
-    u32 num_rows, cols;
+    u8* target;       // tiles of 16 rows of records, as in `packed.cu`
+    u64 tile_bytes;
+    u32 first_row, num_rows, cols; // where in the target the source begins
 };
 
-KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
+// One block a row; a thread makes the eight values that a lane takes at a time.
+KERNEL __launch_bounds__(128) pack(const PackParams p) {
+    constexpr u32 BITS = PACKED_BITS, HIGH = 512, RECORD = BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088;
+    constexpr u32 SCALES = BITS == 8 ? RECORD - 64 : RECORD - 128;
     allow_next();
     wait_for_previous();
-    const u8* row = p.weight + blockIdx.x * p.row_bytes;
-    for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
-        Chunk chunk;
-        float v[8];
-        chunk.load(row, i);
-        chunk.decode(v);
-        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
+    const u8* source = p.source + blockIdx.x * p.row_bytes;
+    u32 row = p.first_row + blockIdx.x, half = row / 8 % 2;
+    u8* tile = p.target + row / 16 * p.tile_bytes;
+    // Whole records: beyond the last column all is zero.
+    for (u32 i = threadIdx.x; i < (p.cols + 63) / 64 * 8; i += 128) {
+        u32 group = i / 4, part = i % 4, in_record = group % 2, lane = row % 8 * 4 + part, low = 0, high = 0;
+        u8* record = tile + (u64)(group / 2) * RECORD;
+        bool is_there = group * 32 < p.cols;
+        for (u32 j = 0; j < 8; j++) {
+            u32 column = group * 32 + (BITS == 6 ? j / 4 * 16 + part * 4 + j % 4 : part * 8 + j);
+            u32 q = is_there ? quantum(source, column) : 0;
+            u32 pair = j / 2, second = j % 2, number = in_record * 4 + pair;
+            low |= (q & 15) << 4 * (pair + 4 * second);
+            if (BITS == 5) high |= (q >> 4) << (number + 8 * second);
+            if (BITS == 6) high |= (q >> 4) << (2 * number + 16 * second);
+            if (BITS == 8) high |= (q >> 4) << 4 * (pair + 4 * second);
+        }
+        *reinterpret_cast<u32*>(record + lane * 16 + in_record * 8 + half * 4) = low;
+        if (BITS == 8) *reinterpret_cast<u32*>(record + HIGH + lane * 16 + in_record * 8 + half * 4) = high;
+        // The two groups of a record share these.
+        u32 others = __shfl_xor_sync(__activemask(), high, 4);
+        if (in_record == 0 && BITS == 5) *reinterpret_cast<u16*>(record + HIGH + lane * 4 + half * 2) = (u16)(high | others);
+        if (in_record == 0 && BITS == 6) *reinterpret_cast<u32*>(record + HIGH + lane * 8 + half * 4) = high | others;
+        if (part != 0) continue;
+        u8* to = record + SCALES + row % 8 * (BITS == 8 ? 8 : 16);
+        for (u32 of = 0; of < (BITS == 6 ? 2 : 1); of++) {
+            float scale = 0.0f, minimum = 0.0f;
+            if (is_there) scales(source, group * 32 + of * 16, &scale, &minimum);
+            if (BITS == 6) *reinterpret_cast<u16*>(to + (in_record * 2 + of) * 4 + half * 2) = nearest_f16(scale);
+            if (BITS == 8) *reinterpret_cast<u16*>(to + in_record * 4 + half * 2) = nearest_f16(scale);
+            if (BITS <= 5) {
+                u32 both = nearest_f16(scale) | (u32)nearest_f16(minimum) << 16;
+                *reinterpret_cast<u32*>(to + in_record * 8 + half * 4) = both;
+            }
+        }
     }
 }
+#endif

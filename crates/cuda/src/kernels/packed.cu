@@ -1,0 +1,387 @@
+// Products of quantised weights with some rows of activations (tokens), on tensor cores (mma.m16n8k16). BITS of a weight and
+// TILES of eight tokens that a block takes are defined by the caller; where there are more tokens, neighbouring blocks take the
+// next ones, out of the second cache.
+//
+// Weights are packed when they are loaded (`pack` in `product.cu`), into records of 16 rows by 64 columns, one behind the other
+// along a row: first four bits of every value, in the order in which the lanes of a warp want them, then the bits above,
+// then the scales (and minima, of 4 and 5 bits) of each 32 columns, of 6 bits those of each 16.
+//
+// A value of up to seven bits becomes a bf16 by placing it into the mantissa of 128: the product is then that of (128 + q), exact,
+// and what is too much is 128 times the sum of the activations, which is a product with ones. Values of eight bits are two
+// nibbles, of which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales
+// are applied in f32.
+//
+// A warp takes two tiles of 16 rows, which may lie anywhere (gate and up), and shares the columns with the others of its group;
+// these join their sums at the end. Records come through shared memory, in a ring of each warp's own.
+
+#define RECORD (BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088)
+#define HIGH 512 // where the bits above the low four begin
+#define SCALES (BITS == 8 ? RECORD - 64 : RECORD - 128)
+
+// What a value is more than it should be: the mantissas that it was placed in, and the zero of the format.
+__device__ constexpr float EXCESS = BITS == 6 ? 160.0f : BITS == 8 ? 2304.0f : 128.0f;
+__device__ constexpr bool HAS_MINIMA = BITS <= 5;
+
+__device__ constexpr u32 WARPS = 8;
+// Groups of warps with rows of their own.
+__device__ constexpr u32 GROUPS = TILES <= 2 ? 1 : 2;
+__device__ constexpr u32 SHARERS = WARPS / GROUPS;
+__device__ constexpr u32 STAGES = BITS == 8 ? 3 : 4;
+// Tiles of tokens whose activations are asked for ahead.
+__device__ constexpr int AHEAD = 2 < TILES ? 2 : TILES;
+
+struct ProductParams {
+    const u8* weight;  // records
+    u64 tile_bytes;    // of 16 rows
+    const bf16* input; // [m, cols]
+    const float* bias; // [num_rows] or null
+    void* output;      // [m, output_stride], bf16 or f32
+    u32 num_rows, cols, m, output_stride;
+    u32 accumulate, is_f32;
+    float softcap;     // 0 is none
+    u32 activation;    // gated only
+};
+
+extern __shared__ __align__(128) u8 ring[];
+
+__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(read_once()));
+}
+
+__device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// (bits & mask) | other, as one instruction.
+__device__ __forceinline__ u32 take(u32 bits, u32 mask, u32 other) {
+    u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(bits), "r"(mask), "r"(other));
+    return y;
+}
+
+// Pairs of values of one group of 32 columns, of one row; `high` are its bits above the low four.
+__device__ __forceinline__ void place(u32 low, u32 high, u32 group, u32 (&pairs)[4]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        pairs[i] = take(low >> 4 * i, 0x000f000fu, 0x43004300u);
+        u32 number = group * 4 + i;
+        if (BITS == 5) pairs[i] = take(number <= 4 ? high << (4 - number) : high >> (number - 4), 0x00100010u, pairs[i]);
+        if (BITS == 6) pairs[i] = take(number <= 2 ? high << (4 - 2 * number) : high >> (2 * number - 4), 0x00300030u, pairs[i]);
+    }
+}
+
+// A lane's part of one record. Of each word the first half is of row lane / 4, the second of the row eight further.
+struct Record {
+    const u8* at;
+
+    __device__ __forceinline__ u32 low(u32 group, u32 half) const {
+        return *reinterpret_cast<const u32*>(at + threadIdx.x % 32 * 16 + group * 8 + half * 4);
+    }
+
+    __device__ __forceinline__ u32 high(u32 group, u32 half) const {
+        u32 lane = threadIdx.x % 32;
+        if (BITS == 5) return __byte_perm(*reinterpret_cast<const u16*>(at + HIGH + lane * 4 + half * 2), 0, 0x4140);
+        if (BITS == 6) return *reinterpret_cast<const u32*>(at + HIGH + lane * 8 + half * 4);
+        return *reinterpret_cast<const u32*>(at + HIGH + lane * 16 + group * 8 + half * 4);
+    }
+
+    // The scale and what the sum of the activations is multiplied with; `part` is the half of the group, where there are halves.
+    __device__ __forceinline__ void scale(u32 group, u32 part, u32 half, float& scale, float& minimum) const {
+        u32 row = threadIdx.x % 32 / 4;
+        if (HAS_MINIMA) {
+            u32 both = *reinterpret_cast<const u32*>(at + SCALES + row * 16 + group * 8 + half * 4);
+            scale = f16_to_float((u16)both);
+            minimum = fmaf(-EXCESS, scale, f16_to_float((u16)(both >> 16)));
+        } else {
+            const u8* from = BITS == 6 ? at + SCALES + row * 16 + (group * 2 + part) * 4 : at + SCALES + row * 8 + group * 4;
+            scale = f16_to_float(*reinterpret_cast<const u16*>(from + half * 2));
+            minimum = -EXCESS * scale;
+        }
+    }
+};
+
+// The activations of a token: of 6 bits four columns, and four that are 16 further, else eight.
+__device__ __forceinline__ uint4 inputs_at(const ProductParams& p, u32 token, u32 column) {
+    u32 lane = threadIdx.x % 32;
+    if (token >= p.m || column >= p.cols) return make_uint4(0, 0, 0, 0);
+    const bf16* from = p.input + (u64)token * p.cols + column;
+    // Volatile, so that they stay where they are asked for: all at once would take too many registers.
+    uint4 x;
+    if (BITS != 6) {
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from + lane % 4 * 8));
+    } else {
+        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from + lane % 4 * 4));
+        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.z), "=r"(x.w) : "l"(from + lane % 4 * 4 + 16));
+    }
+    return x;
+}
+
+// sums += scale * (values x inputs) + minimum * (ones x inputs), for one group of two tiles of rows.
+template <typename Inputs>
+__device__ __forceinline__ void use_group(
+    const Record (&records)[2], u32 group, const Inputs& inputs, float (&sums)[TILES][2][4]) {
+    constexpr u32 ONES = 0x3f803f80u;
+    constexpr int PARTS = BITS == 6 ? 2 : 1;
+    u32 w[2][2][4], above[2][2][4];
+    float scale[2][PARTS][2], minimum[2][PARTS][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 high = BITS > 4 ? records[r].high(group, half) : 0;
+            place(records[r].low(group, half), high, group, w[r][half]);
+            if (BITS == 8)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) above[r][half][i] = take(high >> 4 * i, 0x000f000fu, 0x45004500u);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                records[r].scale(group, part, half, scale[r][part][half], minimum[r][part][half]);
+        }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        const uint4 x = inputs(t);
+        float totals[PARTS][4] = {};
+        multiply_add(totals[0], ONES, ONES, ONES, ONES, x.x, x.y);
+        multiply_add(totals[PARTS - 1], ONES, ONES, ONES, ONES, x.z, x.w);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const u32(&a)[4] = w[r][0], (&b)[4] = w[r][1];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                float product[4] = {};
+                if (PARTS == 1 || part == 0) multiply_add(product, a[0], b[0], a[1], b[1], x.x, x.y);
+                if (PARTS == 1 || part == 1) multiply_add(product, a[2], b[2], a[3], b[3], x.z, x.w);
+                if (BITS == 8) {
+                    const u32(&c)[4] = above[r][0], (&d)[4] = above[r][1];
+                    multiply_add(product, c[0], d[0], c[1], d[1], x.x, x.y);
+                    multiply_add(product, c[2], d[2], c[3], d[3], x.z, x.w);
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    float less = fmaf(minimum[r][part][j / 2], totals[part][j % 2], sums[t][r][j]);
+                    sums[t][r][j] = fmaf(scale[r][part][j / 2], product[j], less);
+                }
+            }
+        }
+    }
+}
+
+// A lane's part of the sums: rows lane / 4 and lane / 4 + 8 of two tiles, tokens 2 * (lane % 4) and the next, of each tile of
+// tokens.
+__device__ __forceinline__ void multiply(const ProductParams& p, u32 first_token, const u8* (&tiles)[2], float (&sums)[TILES][2][4]) {
+    constexpr u32 CHUNKS = RECORD / 16; // of both tiles together twice as many
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS;
+    u32 num_records = (p.cols + 63) / 64;
+    u8* own = ring + warp * STAGES * 2 * RECORD;
+    u32 own_at = (u32)__cvta_generic_to_shared(own);
+    auto load = [&](u32 stage, u32 record) {
+        if (record < num_records) {
+            u32 to = own_at + stage * 2 * RECORD;
+            u64 offset = (u64)record * RECORD;
+#pragma unroll
+            for (u32 i = 0; i < (2 * CHUNKS + 31) / 32; i++) {
+                u32 chunk = i * 32 + lane;
+                if ((i + 1) * 32 <= 2 * CHUNKS || chunk < 2 * CHUNKS) {
+                    bool is_second = chunk >= CHUNKS;
+                    copy_16(to + chunk * 16, (is_second ? tiles[1] + (chunk - CHUNKS) * 16 : tiles[0] + chunk * 16) + offset);
+                }
+            }
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++) load(s, sharer + s * SHARERS);
+    wait_for_previous();
+    u32 token = first_token + lane / 4;
+    u32 stage = 0;
+    for (u32 record = sharer; record < num_records; record += SHARERS) {
+        auto load_inputs = [&](u32 group, int t) { return inputs_at(p, token + t * 8, record * 64 + group * 32); };
+        uint4 x[2][AHEAD];
+#pragma unroll
+        for (u32 group = 0; group < (TILES <= 2 ? 2 : 1); group++)
+#pragma unroll
+            for (int t = 0; t < AHEAD; t++) x[group][t] = load_inputs(group, t);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncwarp();
+        load(stage == 0 ? STAGES - 1 : stage - 1, record + (STAGES - 1) * SHARERS);
+        const u8* at = own + stage * 2 * RECORD;
+        const Record records[2] = {{at}, {at + RECORD}};
+#pragma unroll
+        for (u32 group = 0; group < 2; group++)
+            use_group(records, group, [&](int t) {
+                uint4 now = x[TILES <= 2 ? group : 0][t % AHEAD];
+                if (TILES > 2 && t + AHEAD < TILES) x[0][t % AHEAD] = load_inputs(group, t + AHEAD);
+                else if (TILES > 2 && group == 0) x[0][t % AHEAD] = load_inputs(1, t + AHEAD - TILES);
+                return now;
+            }, sums);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+}
+
+template <bool GATED>
+__device__ __forceinline__ void product(const ProductParams& p) {
+    allow_next();
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS, first = warp - sharer;
+    u32 rounds = (p.m + TILES * 8 - 1) / (TILES * 8), first_token = blockIdx.x % rounds * TILES * 8;
+    u32 pair = blockIdx.x / rounds * GROUPS + warp / SHARERS, last = (p.num_rows + 15) / 16 - 1;
+    const u8* tiles[2] = {
+        p.weight + min(GATED ? pair : 2 * pair, last) * p.tile_bytes,
+        p.weight + (GATED ? last + 1 + min(pair, last) : min(2 * pair + 1, last)) * p.tile_bytes,
+    };
+    float sums[TILES][2][4] = {};
+    multiply(p, first_token, tiles, sums);
+    // All that was asked for is there, so that the ring can be used for something else.
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    auto parts = reinterpret_cast<float4(*)[TILES][2][32]>(ring);
+    u32 row = lane / 4;
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            parts[warp][t][r][lane] = make_float4(sums[t][r][0], sums[t][r][1], sums[t][r][2], sums[t][r][3]);
+    __syncthreads();
+    auto join = [&](u32 t, u32 r, float(&result)[4]) {
+#pragma unroll
+        for (u32 w = 0; w < SHARERS; w++) {
+            float4 part = parts[first + w][t][r][lane];
+            result[0] += part.x;
+            result[1] += part.y;
+            result[2] += part.z;
+            result[3] += part.w;
+        }
+    };
+    auto token_of = [&](u32 t, int j) { return first_token + t * 8 + lane % 4 * 2 + j % 2; };
+    if (GATED) {
+        for (u32 t = sharer; t < TILES; t += SHARERS) {
+            float gate[4] = {}, up[4] = {};
+            join(t, 0, gate);
+            join(t, 1, up);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 token = token_of(t, j), column = pair * 16 + j / 2 * 8 + row;
+                if (token >= p.m || column >= p.num_rows) continue;
+                float value = activate(p.activation, gate[j] + (p.bias ? p.bias[column] : 0.0f)) *
+                              (up[j] + (p.bias ? p.bias[p.num_rows + column] : 0.0f));
+                reinterpret_cast<bf16*>(p.output)[(u64)token * p.output_stride + column] = float_to_bf16(value);
+            }
+        }
+        return;
+    }
+    for (u32 item = sharer; item < 2 * TILES; item += SHARERS) {
+        float result[4] = {};
+        join(item / 2, item % 2, result);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 token = token_of(item / 2, j), column = (2 * pair + item % 2) * 16 + j / 2 * 8 + row;
+            if (token >= p.m || column >= p.num_rows) continue;
+            float value = result[j] + (p.bias ? p.bias[column] : 0.0f);
+            u64 at = (u64)token * p.output_stride + column;
+            if (p.is_f32) {
+                reinterpret_cast<float*>(p.output)[at] = soften(value, p.softcap);
+            } else {
+                bf16* output = reinterpret_cast<bf16*>(p.output);
+                output[at] = float_to_bf16(p.accumulate ? bf16_to_float(output[at]) + value : value);
+            }
+        }
+    }
+}
+
+#define BLOCKS (TILES == 1 && BITS < 8 ? 3 : TILES <= 2 ? 2 : 1) // more would spill
+KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_product(const ProductParams p) { product<false>(p); }
+KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_gated(const ProductParams p) { product<true>(p); }
+
+#if TILES == 1
+// Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
+__device__ __forceinline__ void decode(const u8* tile, u32 row, u32 group, u32 part, float (&v)[8]) {
+    const u8* record = tile + (u64)(group / 2) * RECORD;
+    u32 lane = row % 8 * 4 + part, half = row / 8 % 2, in_record = group % 2;
+    u32 low = *reinterpret_cast<const u32*>(record + lane * 16 + in_record * 8 + half * 4);
+    u32 high = BITS == 5   ? *reinterpret_cast<const u16*>(record + HIGH + lane * 4 + half * 2)
+               : BITS == 6 ? *reinterpret_cast<const u32*>(record + HIGH + lane * 8 + half * 4)
+               : BITS == 8 ? *reinterpret_cast<const u32*>(record + HIGH + lane * 16 + in_record * 8 + half * 4)
+                           : 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        u32 pair = i / 2, second = i % 2, number = in_record * 4 + pair;
+        u32 q = low >> 4 * (pair + 4 * second) & 15;
+        if (BITS == 5) q |= (high >> (number + 8 * second) & 1) << 4;
+        if (BITS == 6) q |= (high >> (2 * number + 16 * second) & 3) << 4;
+        if (BITS == 8) q |= (high >> 4 * (pair + 4 * second) & 15) << 4;
+        if (HAS_MINIMA) {
+            u32 both = *reinterpret_cast<const u32*>(record + SCALES + row % 8 * 16 + in_record * 8 + half * 4);
+            v[i] = fmaf(f16_to_float((u16)both), (float)q, f16_to_float((u16)(both >> 16)));
+        } else {
+            const u8* from = BITS == 6 ? record + SCALES + row % 8 * 16 + (in_record * 2 + i / 4) * 4
+                                       : record + SCALES + row % 8 * 8 + in_record * 4;
+            v[i] = f16_to_float(*reinterpret_cast<const u16*>(from + half * 2)) * ((float)q - (BITS == 6 ? 32.0f : 128.0f));
+        }
+    }
+}
+
+// Writes them where they belong.
+__device__ __forceinline__ void store(bf16* row, u32 group, u32 part, const float (&v)[8]) {
+    uint4 packed = pack8_bf16(v);
+    if (BITS == 6) {
+        *reinterpret_cast<uint2*>(row + group * 32 + part * 4) = make_uint2(packed.x, packed.y);
+        *reinterpret_cast<uint2*>(row + group * 32 + 16 + part * 4) = make_uint2(packed.z, packed.w);
+    } else {
+        *reinterpret_cast<uint4*>(row + group * 32 + part * 8) = packed;
+    }
+}
+
+struct EmbedParams {
+    const StepHeader* step;
+    const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
+    const u8* weight;
+    u64 tile_bytes;
+    bf16* output;     // [tokens, cols]
+    u32 first_row, num_rows, cols; // which tokens this part of the weight holds
+    float scale;
+};
+
+// One block a token. The top bit of a token id says that it is the number of a sample of the step before.
+KERNEL __launch_bounds__(128) packed_embed(const EmbedParams p) {
+    allow_next();
+    wait_for_previous();
+    if (blockIdx.x >= p.step->num_tokens) return;
+    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
+    if (token >> 31) token = p.drawn[token & 0x7fffffffu];
+    if (token < p.first_row || token - p.first_row >= p.num_rows) return;
+    u32 row = token - p.first_row;
+    for (u32 i = threadIdx.x; i < p.cols / 8; i += 128) {
+        float v[8];
+        decode(p.weight + row / 16 * p.tile_bytes, row % 16, i / 4, i % 4, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= p.scale;
+        store(p.output + (u64)blockIdx.x * p.cols, i / 4, i % 4, v);
+    }
+}
+
+struct ConvertParams {
+    const u8* weight; // from a whole tile on
+    u64 tile_bytes;
+    bf16* output; // [num_rows, cols]
+    u32 num_rows, cols;
+};
+
+// One block a tile of 16 rows.
+KERNEL __launch_bounds__(256) packed_convert(const ConvertParams p) {
+    allow_next();
+    wait_for_previous();
+    const u8* tile = p.weight + blockIdx.x * p.tile_bytes;
+    u32 rows = min(16u, p.num_rows - blockIdx.x * 16), chunks = p.cols / 8;
+    // A warp takes 256 columns of a row; the warps of a block those of other rows, out of the same records.
+    u32 lane = threadIdx.x % 32;
+    for (u32 start = 0; start < chunks; start += 32) {
+        u32 i = start + lane;
+        for (u32 row = threadIdx.x / 32; row < rows; row += 8) {
+            if (i >= chunks) continue;
+            float v[8];
+            decode(tile, row, i / 4, i % 4, v);
+            store(p.output + (u64)(blockIdx.x * 16 + row) * p.cols, i / 4, i % 4, v);
+        }
+    }
+}
+#endif

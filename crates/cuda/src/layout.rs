@@ -1,0 +1,76 @@
+//! How a weight lies in the device's memory: as in its file, or packed for the tensor cores (`packed.cu`).
+
+use baton_backend::WeightFormat;
+
+/// Rows that are packed together.
+pub(crate) const TILE_ROWS: usize = 16;
+/// Columns that are packed together.
+const RECORD_COLS: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Layout {
+    /// Row after row.
+    Plain(WeightFormat),
+    /// Tiles of 16 rows, in records of 64 columns, of values of so many bits.
+    Packed { bits: u32 },
+}
+
+impl Layout {
+    /// Of a weight that products are made with.
+    pub(crate) fn of_product(format: WeightFormat) -> Self {
+        match packed_bits(format) {
+            0 => Self::Plain(format),
+            bits => Self::Packed { bits },
+        }
+    }
+
+    /// Rows that lie together, and their bytes; `None` if the format has no rows of that width.
+    pub(crate) fn unit(self, cols: usize) -> Option<(usize, usize)> {
+        match self {
+            Self::Plain(format) => Some((1, format.row_bytes(cols)?)),
+            Self::Packed { bits } => {
+                let bytes = cols.div_ceil(RECORD_COLS).checked_mul(record_bytes(bits))?;
+                Some((TILE_ROWS, bytes))
+            }
+        }
+    }
+}
+
+/// How many bits a value of the format is packed into; 0: it is not packed.
+pub(crate) fn packed_bits(format: WeightFormat) -> u32 {
+    match format {
+        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q4_K => 4,
+        WeightFormat::Q5_0 | WeightFormat::Q5_1 | WeightFormat::Q5_K => 5,
+        WeightFormat::Q6_K => 6,
+        WeightFormat::Q8_0 => 8,
+        _ => 0,
+    }
+}
+
+/// As in `packed.cu`: the values, and scales with or without minima.
+pub(crate) fn record_bytes(bits: u32) -> usize {
+    let scales = if bits == 8 { 64 } else { 128 };
+    TILE_ROWS * RECORD_COLS * bits as usize / 8 + scales
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_as_large_as_the_kernels_think() {
+        assert_eq!([4, 5, 6, 8].map(record_bytes), [640, 768, 896, 1088]);
+    }
+
+    #[test]
+    fn a_packed_weight_takes_little_more_than_its_file() {
+        for format in WeightFormat::ALL {
+            let (rows, bytes) = Layout::of_product(format).unit(4096).unwrap();
+            let in_file = rows * format.row_bytes(4096).unwrap();
+            assert!(bytes * 8 <= in_file * 9, "{format}: {bytes} bytes for {in_file}");
+        }
+        // The last record is half empty.
+        assert_eq!(Layout::of_product(WeightFormat::Q8_0).unit(96), Some((16, 2 * 1088)));
+        assert_eq!(Layout::of_product(WeightFormat::BF16).unit(96), Some((1, 192)));
+    }
+}
