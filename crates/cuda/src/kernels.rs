@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
 use crate::gated::GATED_SHAPES;
 use crate::gpu::{Function, failed};
-use crate::layout::{Layout, record_bytes};
+use crate::layout::{Layout, TILE_ROWS, record_bytes};
 use crate::probe::Properties;
 
 /// Activation rows that the product kernels of plain weights take.
@@ -91,15 +91,26 @@ pub(crate) struct Skinny {
 /// The product kernels of one layout for a number of activation rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProductKernels {
-    /// The most activation rows that a block takes.
-    pub(crate) max_rows: u32,
-    pub(crate) plain: Function,
-    pub(crate) gated: Function,
+    pub(crate) plain: ProductKernel,
+    /// The same in smaller blocks, for weights of few rows.
+    pub(crate) narrow: Option<ProductKernel>,
+    pub(crate) gated: ProductKernel,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductKernel {
+    pub(crate) function: Function,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
-    /// Weight rows of a block, with and without a gate.
-    pub(crate) plain_rows: u32,
-    pub(crate) gated_rows: u32,
+    /// What a block takes: rows of the weight (of the gate, if it is gated), and rows of activations.
+    pub(crate) rows: u32,
+    pub(crate) max_m: u32,
+}
+
+impl ProductKernel {
+    pub(crate) fn blocks(&self, rows: u32, m: u32) -> u32 {
+        rows.div_ceil(self.rows) * m.div_ceil(self.max_m)
+    }
 }
 
 /// The tensor-core kernels of one head size and cache type.
@@ -309,7 +320,7 @@ impl Kernels {
     /// The kernels for `m` activation rows.
     pub(crate) fn products(&self, layout: Layout, m: usize) -> ProductKernels {
         let all = &self.products[&layout];
-        let fitting = all.iter().find(|kernels| m <= kernels.max_rows as usize);
+        let fitting = all.iter().find(|kernels| m <= kernels.plain.max_m as usize);
         *fitting.or(all.last()).expect("a layout has product kernels")
     }
 
@@ -386,35 +397,43 @@ impl Module {
     }
 
     fn plain_products(&self) -> Result<Vec<ProductKernels>, BackendError> {
-        let kernels = |max_rows: u32| {
+        let kernel = |name: &str, max_m: u32| -> Result<ProductKernel, BackendError> {
+            let function = self.function(&format!("{name}_{max_m}"))?;
+            Ok(ProductKernel { function, threads: 128, shared_bytes: 0, rows: 4, max_m })
+        };
+        let kernels = |max_m: u32| {
             Ok(ProductKernels {
-                max_rows,
-                plain: self.function(&format!("product_{max_rows}"))?,
-                gated: self.function(&format!("gated_{max_rows}"))?,
-                threads: 128,
-                shared_bytes: 0,
-                plain_rows: 4,
-                gated_rows: 4,
+                plain: kernel("product", max_m)?,
+                narrow: None,
+                gated: kernel("gated", max_m)?,
             })
         };
         PRODUCT_ROWS.into_iter().map(kernels).collect()
     }
 
     fn packed_products(&self, bits: u32, tiles: u32) -> Result<ProductKernels, BackendError> {
-        // As in `packed.cu`: eight warps in one or two groups, each with a ring of two records a stage.
-        let (stages, groups) = (if bits == 8 { 3 } else { 4 }, if tiles <= 2 { 1 } else { 2 });
-        let kernels = ProductKernels {
-            max_rows: 8 * tiles,
-            plain: self.function("packed_product")?,
-            gated: self.function("packed_gated")?,
-            threads: 256,
-            shared_bytes: 8 * stages * 2 * record_bytes(bits) as u32,
-            plain_rows: 32 * groups,
-            gated_rows: 16 * groups,
+        // As in `packed.cu`: eight warps, in groups with tiles of 16 rows, each with a ring of records.
+        let kernel = |name: &str, groups: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
+            let stages = match (tiles, bits) {
+                (4, 8) => 3,
+                (4, _) | (1, 4) => 4,
+                (1, _) if row_tiles == 1 => 4,
+                _ => 3,
+            };
+            let inputs = if tiles <= 2 { tiles * 8 * 128 } else { 0 };
+            let shared_bytes = 8 * stages * (row_tiles * record_bytes(bits) as u32 + inputs);
+            let function = self.function(name)?;
+            allow_shared(function, shared_bytes)?;
+            let rows = TILE_ROWS as u32 * groups * row_tiles;
+            Ok(ProductKernel { function, threads: 256, shared_bytes, rows, max_m: 8 * tiles })
         };
-        allow_shared(kernels.plain, kernels.shared_bytes)?;
-        allow_shared(kernels.gated, kernels.shared_bytes)?;
-        Ok(kernels)
+        let (groups, row_tiles) = (if tiles <= 2 { 1 } else { 2 }, 2);
+        let gated = kernel("packed_gated", groups, row_tiles)?;
+        Ok(ProductKernels {
+            plain: kernel("packed_product", groups, row_tiles)?,
+            narrow: Some(kernel("packed_narrow", 1, if tiles <= 2 { 1 } else { 2 })?),
+            gated: ProductKernel { rows: gated.rows / 2, ..gated },
+        })
     }
 }
 

@@ -204,13 +204,9 @@ impl Run<'_> {
                 softcap: 0.0,
                 activation,
             };
-            let kernels = self.device.kernels.products(part.layout, m);
-            let blocks = (width as u32).div_ceil(kernels.gated_rows) * (m as u32).div_ceil(kernels.max_rows);
-            let (threads, shared_bytes) = (kernels.threads, kernels.shared_bytes);
+            let kernel = self.device.kernels.products(part.layout, m).gated;
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
-            return unsafe {
-                self.device.gpu.launch(kernels.gated, (blocks, 1), threads, shared_bytes, &params)
-            };
+            return unsafe { self.launch_product(&kernel, &params) };
         }
         let projected = self.project(input, op.weight)?;
         let params =

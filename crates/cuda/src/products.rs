@@ -6,6 +6,7 @@ use baton_backend::{BackendError, VectorId, WeightFormat, WeightId};
 
 use crate::backend::Device;
 use crate::gemm;
+use crate::kernels::ProductKernel;
 use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
 use crate::params::{Address, BiasParams, ConvertParams, ProductParams, SoftcapParams};
@@ -107,10 +108,25 @@ impl Run<'_> {
             activation: 0,
         };
         let kernels = device.kernels.products(part.layout, product.m);
-        let blocks = params.num_rows.div_ceil(kernels.plain_rows) * params.m.div_ceil(kernels.max_rows);
+        // Fewer than two blocks a multiprocessor keep it waiting.
+        let is_few =
+            kernels.plain.blocks(params.num_rows, params.m) < 2 * device.gpu.properties.num_multiprocessors;
+        let kernel = kernels.narrow.filter(|_| is_few).unwrap_or(kernels.plain);
         // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
+        unsafe { self.launch_product(&kernel, &params) }
+    }
+
+    /// # Safety
+    /// The params are the kernel's, and what they point to has the sizes that they say.
+    pub(crate) unsafe fn launch_product(
+        &self,
+        kernel: &ProductKernel,
+        params: &ProductParams,
+    ) -> Result<(), BackendError> {
+        let blocks = kernel.blocks(params.num_rows, params.m);
+        // SAFETY: promised by the caller.
         unsafe {
-            device.gpu.launch(kernels.plain, (blocks, 1), kernels.threads, kernels.shared_bytes, &params)
+            self.device.gpu.launch(kernel.function, (blocks, 1), kernel.threads, kernel.shared_bytes, params)
         }
     }
 

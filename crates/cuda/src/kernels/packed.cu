@@ -11,8 +11,9 @@
 // nibbles, of which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales
 // are applied in f32.
 //
-// A warp takes two tiles of 16 rows, which may lie anywhere (gate and up), and shares the columns with the others of its group;
-// these join their sums at the end. Records come through shared memory, in a ring of each warp's own.
+// The eight warps of a block are in GROUPS, each of which takes ROW_TILES of 16 rows; gate and up are neighbours. The warps of a
+// group share the columns and join their sums at the end. Records come through shared memory, in a ring of each warp's own, and
+// so do the activations of up to 16 tokens: on their way from the second cache they would keep a warp waiting.
 
 #define RECORD (BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088)
 #define HIGH 512 // where the bits above the low four begin
@@ -23,12 +24,14 @@ __device__ constexpr float EXCESS = BITS == 6 ? 160.0f : BITS == 8 ? 2304.0f : 1
 __device__ constexpr bool HAS_MINIMA = BITS <= 5;
 
 __device__ constexpr u32 WARPS = 8;
-// Groups of warps with rows of their own.
-__device__ constexpr u32 GROUPS = TILES <= 2 ? 1 : 2;
-__device__ constexpr u32 SHARERS = WARPS / GROUPS;
-__device__ constexpr u32 STAGES = BITS == 8 ? 3 : 4;
-// Tiles of tokens whose activations are asked for ahead.
-__device__ constexpr int AHEAD = 2 < TILES ? 2 : TILES;
+// Bytes of the activations in a stage of the ring: of 64 columns.
+__device__ constexpr u32 INPUTS = TILES <= 2 ? TILES * 8 * 128 : 0;
+// Stages of the ring: so many that as many blocks fit a multiprocessor as its registers allow.
+__device__ constexpr u32 stages(int row_tiles) {
+    return TILES > 2 ? (BITS == 8 ? 3 : 4) : TILES == 1 && (row_tiles == 1 || BITS == 4) ? 4 : 3;
+}
+// Tiles of tokens whose activations are asked for ahead where they are not in the ring.
+__device__ constexpr int AHEAD = 2;
 
 struct ProductParams {
     const u8* weight;  // records
@@ -44,8 +47,13 @@ struct ProductParams {
 
 extern __shared__ __align__(128) u8 ring[];
 
-__device__ __forceinline__ void copy_16(u32 to, const void* from) {
+__device__ __forceinline__ void copy_weight(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(read_once()));
+}
+
+// Zeros if it is not there.
+__device__ __forceinline__ void copy_input(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0));
 }
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -101,42 +109,56 @@ struct Record {
     }
 };
 
-// The activations of a token: of 6 bits four columns, and four that are 16 further, else eight.
+// Where 16 bytes of activations are in a stage, such that lanes that read together find them in different banks.
+__device__ __forceinline__ u32 input_slot(u32 token, u32 chunk) {
+    return token * 128 + ((BITS == 6 ? chunk ^ (token & 3) << 1 : chunk ^ (token & 1) << 2) << 4);
+}
+
+// The activations of a token that a lane needs of 32 columns: of 6 bits four columns and four that are 16 further, else eight.
+__device__ __forceinline__ uint4 inputs_in(const u8* inputs, u32 token, u32 group) {
+    u32 part = threadIdx.x % 4;
+    if (BITS != 6) return *reinterpret_cast<const uint4*>(inputs + input_slot(token, group * 4 + part));
+    uint2 a = *reinterpret_cast<const uint2*>(inputs + input_slot(token, group * 4 + part / 2) + part % 2 * 8);
+    uint2 b = *reinterpret_cast<const uint2*>(inputs + input_slot(token, group * 4 + 2 + part / 2) + part % 2 * 8);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+
+// The same from where they were made. A token that is not there is the last one: what comes of it is not stored.
 __device__ __forceinline__ uint4 inputs_at(const ProductParams& p, u32 token, u32 column) {
-    u32 lane = threadIdx.x % 32;
-    if (token >= p.m || column >= p.cols) return make_uint4(0, 0, 0, 0);
-    const bf16* from = p.input + (u64)token * p.cols + column;
+    u32 part = threadIdx.x % 4;
+    if (column >= p.cols) return make_uint4(0, 0, 0, 0);
+    const bf16* from = p.input + (min(token, p.m - 1) * p.cols + column);
     // Volatile, so that they stay where they are asked for: all at once would take too many registers.
     uint4 x;
     if (BITS != 6) {
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from + lane % 4 * 8));
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from + part * 8));
     } else {
-        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from + lane % 4 * 4));
-        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.z), "=r"(x.w) : "l"(from + lane % 4 * 4 + 16));
+        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from + part * 4));
+        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.z), "=r"(x.w) : "l"(from + part * 4 + 16));
     }
     return x;
 }
 
-// sums += scale * (values x inputs) + minimum * (ones x inputs), for one group of two tiles of rows.
-template <typename Inputs>
-__device__ __forceinline__ void use_group(
-    const Record (&records)[2], u32 group, const Inputs& inputs, float (&sums)[TILES][2][4]) {
+// sums += scale * (values x inputs) + minimum * (ones x inputs), for 32 columns of some tiles of rows.
+template <int ROW_TILES, typename Inputs>
+__device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inputs& inputs, float (&sums)[TILES][ROW_TILES][4]) {
     constexpr u32 ONES = 0x3f803f80u;
     constexpr int PARTS = BITS == 6 ? 2 : 1;
-    u32 w[2][2][4], above[2][2][4];
-    float scale[2][PARTS][2], minimum[2][PARTS][2];
+    u32 w[ROW_TILES][2][4], above[ROW_TILES][2][4];
+    float scale[ROW_TILES][PARTS][2], minimum[ROW_TILES][PARTS][2];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            u32 high = BITS > 4 ? records[r].high(group, half) : 0;
-            place(records[r].low(group, half), high, group, w[r][half]);
+            const Record record = {stage + r * RECORD};
+            u32 high = BITS > 4 ? record.high(group, half) : 0;
+            place(record.low(group, half), high, group, w[r][half]);
             if (BITS == 8)
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) above[r][half][i] = take(high >> 4 * i, 0x000f000fu, 0x45004500u);
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
-                records[r].scale(group, part, half, scale[r][part][half], minimum[r][part][half]);
+                record.scale(group, part, half, scale[r][part][half], minimum[r][part][half]);
         }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -145,7 +167,7 @@ __device__ __forceinline__ void use_group(
         multiply_add(totals[0], ONES, ONES, ONES, ONES, x.x, x.y);
         multiply_add(totals[PARTS - 1], ONES, ONES, ONES, ONES, x.z, x.w);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int r = 0; r < ROW_TILES; r++) {
             const u32(&a)[4] = w[r][0], (&b)[4] = w[r][1];
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
@@ -167,130 +189,151 @@ __device__ __forceinline__ void use_group(
     }
 }
 
-// A lane's part of the sums: rows lane / 4 and lane / 4 + 8 of two tiles, tokens 2 * (lane % 4) and the next, of each tile of
-// tokens.
-__device__ __forceinline__ void multiply(const ProductParams& p, u32 first_token, const u8* (&tiles)[2], float (&sums)[TILES][2][4]) {
-    constexpr u32 CHUNKS = RECORD / 16; // of both tiles together twice as many
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS;
+// A lane's part of the sums: rows lane / 4 and lane / 4 + 8 of each tile of rows, tokens 2 * (lane % 4) and the next of each tile
+// of tokens. The warps that share the columns are `sharers`.
+template <int ROW_TILES>
+__device__ __forceinline__ void multiply(
+    const ProductParams& p, u32 first_token, u32 sharers, const u8* (&tiles)[ROW_TILES], float (&sums)[TILES][ROW_TILES][4]) {
+    constexpr u32 STAGES = stages(ROW_TILES), STAGE = ROW_TILES * RECORD + INPUTS, CHUNKS = RECORD / 16;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % sharers;
     u32 num_records = (p.cols + 63) / 64;
-    u8* own = ring + warp * STAGES * 2 * RECORD;
+    u8* own = ring + warp * STAGES * STAGE;
     u32 own_at = (u32)__cvta_generic_to_shared(own);
-    auto load = [&](u32 stage, u32 record) {
-        if (record < num_records) {
-            u32 to = own_at + stage * 2 * RECORD;
-            u64 offset = (u64)record * RECORD;
+    auto load_weights = [&](u32 stage, u32 record) {
+        if (record >= num_records) return;
 #pragma unroll
-            for (u32 i = 0; i < (2 * CHUNKS + 31) / 32; i++) {
-                u32 chunk = i * 32 + lane;
-                if ((i + 1) * 32 <= 2 * CHUNKS || chunk < 2 * CHUNKS) {
-                    bool is_second = chunk >= CHUNKS;
-                    copy_16(to + chunk * 16, (is_second ? tiles[1] + (chunk - CHUNKS) * 16 : tiles[0] + chunk * 16) + offset);
-                }
-            }
+        for (int r = 0; r < ROW_TILES; r++) {
+            const u8* from = tiles[r] + (u64)record * RECORD;
+#pragma unroll
+            for (u32 start = 0; start < CHUNKS; start += 32)
+                if (start + 32 <= CHUNKS || start + lane < CHUNKS)
+                    copy_weight(own_at + stage * STAGE + r * RECORD + (start + lane) * 16, from + (start + lane) * 16);
         }
-        asm volatile("cp.async.commit_group;");
+    };
+    // Eight lanes ask for 128 bytes of a token.
+    auto load_inputs = [&](u32 stage, u32 record) {
+        if (INPUTS == 0 || record >= num_records) return;
+        u32 column = record * 64 + lane % 8 * 8;
+#pragma unroll
+        for (u32 start = 0; start < TILES * 8; start += 4) {
+            u32 token = start + lane / 8;
+            if (first_token + token >= p.m) break;
+            const bf16* from = p.input + (u64)(first_token + token) * p.cols;
+            u32 to = own_at + stage * STAGE + ROW_TILES * RECORD + input_slot(token, lane % 8);
+            copy_input(to, from + min(column, p.cols - 8), column < p.cols);
+        }
     };
 #pragma unroll
-    for (u32 s = 0; s < STAGES - 1; s++) load(s, sharer + s * SHARERS);
+    for (u32 s = 0; s < STAGES - 1; s++) load_weights(s, sharer + s * sharers);
     wait_for_previous();
-    u32 token = first_token + lane / 4;
+#pragma unroll
+    for (u32 s = 0; s < STAGES - 1; s++) {
+        load_inputs(s, sharer + s * sharers);
+        asm volatile("cp.async.commit_group;");
+    }
     u32 stage = 0;
-    for (u32 record = sharer; record < num_records; record += SHARERS) {
-        auto load_inputs = [&](u32 group, int t) { return inputs_at(p, token + t * 8, record * 64 + group * 32); };
-        uint4 x[2][AHEAD];
+#pragma unroll 1
+    for (u32 record = sharer; record < num_records; record += sharers) {
+        auto ask = [&](u32 group, int t) { return inputs_at(p, first_token + t * 8 + lane / 4, record * 64 + group * 32); };
+        uint4 x[AHEAD];
+        if (INPUTS == 0)
 #pragma unroll
-        for (u32 group = 0; group < (TILES <= 2 ? 2 : 1); group++)
-#pragma unroll
-            for (int t = 0; t < AHEAD; t++) x[group][t] = load_inputs(group, t);
+            for (int t = 0; t < AHEAD; t++) x[t] = ask(0, t);
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncwarp();
-        load(stage == 0 ? STAGES - 1 : stage - 1, record + (STAGES - 1) * SHARERS);
-        const u8* at = own + stage * 2 * RECORD;
-        const Record records[2] = {{at}, {at + RECORD}};
-#pragma unroll
+        u32 next = stage == 0 ? STAGES - 1 : stage - 1, ahead = record + (STAGES - 1) * sharers;
+        load_weights(next, ahead);
+        load_inputs(next, ahead);
+        asm volatile("cp.async.commit_group;");
+        const u8* at = own + stage * STAGE;
+#pragma unroll (INPUTS > 0 || BITS == 5 || BITS == 6 ? 2 : 1)
         for (u32 group = 0; group < 2; group++)
-            use_group(records, group, [&](int t) {
-                uint4 now = x[TILES <= 2 ? group : 0][t % AHEAD];
-                if (TILES > 2 && t + AHEAD < TILES) x[0][t % AHEAD] = load_inputs(group, t + AHEAD);
-                else if (TILES > 2 && group == 0) x[0][t % AHEAD] = load_inputs(1, t + AHEAD - TILES);
+            use_group<ROW_TILES>(at, group, [&](int t) {
+                if (INPUTS > 0) return inputs_in(at + ROW_TILES * RECORD, t * 8 + lane / 4, group);
+                uint4 now = x[t % AHEAD];
+                if (t + AHEAD < TILES) x[t % AHEAD] = ask(group, t + AHEAD);
+                else if (group == 0) x[t % AHEAD] = ask(1, t + AHEAD - TILES);
                 return now;
             }, sums);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
 
-template <bool GATED>
+template <int GROUPS, int ROW_TILES, bool GATED>
 __device__ __forceinline__ void product(const ProductParams& p) {
+    constexpr u32 SHARERS = WARPS / GROUPS, BLOCK_TILES = GROUPS * ROW_TILES;
     allow_next();
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS, first = warp - sharer;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS, group = warp / SHARERS;
     u32 rounds = (p.m + TILES * 8 - 1) / (TILES * 8), first_token = blockIdx.x % rounds * TILES * 8;
-    u32 pair = blockIdx.x / rounds * GROUPS + warp / SHARERS, last = (p.num_rows + 15) / 16 - 1;
-    const u8* tiles[2] = {
-        p.weight + min(GATED ? pair : 2 * pair, last) * p.tile_bytes,
-        p.weight + (GATED ? last + 1 + min(pair, last) : min(2 * pair + 1, last)) * p.tile_bytes,
-    };
-    float sums[TILES][2][4] = {};
-    multiply(p, first_token, tiles, sums);
+    u32 block = blockIdx.x / rounds, num_tiles = (p.num_rows + 15) / 16;
+    // The tile of rows that is the n-th of this block; of gates, those of up are the odd ones.
+    auto tile_of = [&](u32 n) { return GATED ? block * (BLOCK_TILES / 2) + n / 2 : block * BLOCK_TILES + n; };
+    const u8* tiles[ROW_TILES];
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+        u32 n = group * ROW_TILES + r;
+        tiles[r] = p.weight + (min(tile_of(n), num_tiles - 1) + (GATED && n % 2 ? num_tiles : 0)) * p.tile_bytes;
+    }
+    float sums[TILES][ROW_TILES][4] = {};
+    multiply<ROW_TILES>(p, first_token, SHARERS, tiles, sums);
     // All that was asked for is there, so that the ring can be used for something else.
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    auto parts = reinterpret_cast<float4(*)[TILES][2][32]>(ring);
-    u32 row = lane / 4;
+    auto parts = reinterpret_cast<float4(*)[TILES][ROW_TILES][32]>(ring);
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int r = 0; r < 2; r++)
+        for (int r = 0; r < ROW_TILES; r++)
             parts[warp][t][r][lane] = make_float4(sums[t][r][0], sums[t][r][1], sums[t][r][2], sums[t][r][3]);
     __syncthreads();
-    auto join = [&](u32 t, u32 r, float(&result)[4]) {
+    auto join = [&](u32 n, u32 t, float(&result)[4]) {
 #pragma unroll
         for (u32 w = 0; w < SHARERS; w++) {
-            float4 part = parts[first + w][t][r][lane];
+            float4 part = parts[n / ROW_TILES * SHARERS + w][t][n % ROW_TILES][lane];
             result[0] += part.x;
             result[1] += part.y;
             result[2] += part.z;
             result[3] += part.w;
         }
     };
-    auto token_of = [&](u32 t, int j) { return first_token + t * 8 + lane % 4 * 2 + j % 2; };
-    if (GATED) {
-        for (u32 t = sharer; t < TILES; t += SHARERS) {
-            float gate[4] = {}, up[4] = {};
-            join(t, 0, gate);
-            join(t, 1, up);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                u32 token = token_of(t, j), column = pair * 16 + j / 2 * 8 + row;
-                if (token >= p.m || column >= p.num_rows) continue;
-                float value = activate(p.activation, gate[j] + (p.bias ? p.bias[column] : 0.0f)) *
-                              (up[j] + (p.bias ? p.bias[p.num_rows + column] : 0.0f));
-                reinterpret_cast<bf16*>(p.output)[(u64)token * p.output_stride + column] = float_to_bf16(value);
-            }
-        }
-        return;
-    }
-    for (u32 item = sharer; item < 2 * TILES; item += SHARERS) {
-        float result[4] = {};
-        join(item / 2, item % 2, result);
+    // Each warp takes a tile of rows, or a gate and up, by a tile of tokens at a time.
+    for (u32 item = warp; item < (GATED ? BLOCK_TILES / 2 : BLOCK_TILES) * TILES; item += WARPS) {
+        u32 n = item / TILES * (GATED ? 2 : 1), t = item % TILES;
+        float result[4] = {}, up[4] = {};
+        join(n, t, result);
+        if (GATED) join(n + 1, t, up);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u32 token = token_of(item / 2, j), column = (2 * pair + item % 2) * 16 + j / 2 * 8 + row;
-            if (token >= p.m || column >= p.num_rows) continue;
-            float value = result[j] + (p.bias ? p.bias[column] : 0.0f);
-            u64 at = (u64)token * p.output_stride + column;
-            if (p.is_f32) {
+            u32 token = first_token + t * 8 + lane % 4 * 2 + j % 2, row = tile_of(n) * 16 + j / 2 * 8 + lane / 4;
+            if (token >= p.m || row >= p.num_rows) continue;
+            float value = result[j] + (p.bias ? p.bias[row] : 0.0f);
+            u64 at = (u64)token * p.output_stride + row;
+            bf16* output = reinterpret_cast<bf16*>(p.output);
+            if (GATED) {
+                float times = up[j] + (p.bias ? p.bias[p.num_rows + row] : 0.0f);
+                output[at] = float_to_bf16(activate(p.activation, value) * times);
+            } else if (p.is_f32) {
                 reinterpret_cast<float*>(p.output)[at] = soften(value, p.softcap);
             } else {
-                bf16* output = reinterpret_cast<bf16*>(p.output);
                 output[at] = float_to_bf16(p.accumulate ? bf16_to_float(output[at]) + value : value);
             }
         }
     }
 }
 
-#define BLOCKS (TILES == 1 && BITS < 8 ? 3 : TILES <= 2 ? 2 : 1) // more would spill
-KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_product(const ProductParams p) { product<false>(p); }
-KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_gated(const ProductParams p) { product<true>(p); }
+// Blocks that fit a multiprocessor without spilling registers.
+#define BLOCKS (TILES == 1 && BITS < 8 ? 3 : TILES <= 2 ? 2 : 1)
+#if TILES <= 2
+#define WIDE 1, 2
+#define NARROW 1, 1
+#else
+#define WIDE 2, 2
+#define NARROW 1, 2
+#endif
+KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_product(const ProductParams p) { product<WIDE, false>(p); }
+KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_gated(const ProductParams p) { product<WIDE, true>(p); }
+// For few rows: of smaller blocks there are more.
+KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_narrow(const ProductParams p) { product<NARROW, false>(p); }
 
 #if TILES == 1
 // Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
