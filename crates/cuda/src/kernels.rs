@@ -412,8 +412,9 @@ impl Module {
     }
 
     fn packed_products(&self, bits: u32, tiles: u32) -> Result<ProductKernels, BackendError> {
-        // As in `packed.cu`: eight warps, in groups with tiles of 16 rows, each with a ring of records.
-        let kernel = |name: &str, groups: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
+        // As in `packed.cu`: warps, each with a ring of records, in groups with tiles of 16 rows.
+        type Sizes = (u32, u32, u32);
+        let kernel = |name: &str, (warps, groups, row_tiles): Sizes| -> Result<ProductKernel, BackendError> {
             let stages = match (tiles, bits) {
                 (4, 8) => 3,
                 (4, _) | (1, 4) => 4,
@@ -421,17 +422,21 @@ impl Module {
                 _ => 3,
             };
             let inputs = if tiles <= 2 { tiles * 8 * 128 } else { 0 };
-            let shared_bytes = 8 * stages * (row_tiles * record_bytes(bits) as u32 + inputs);
+            let shared_bytes = warps * stages * (row_tiles * record_bytes(bits) as u32 + inputs);
             let function = self.function(name)?;
             allow_shared(function, shared_bytes)?;
             let rows = TILE_ROWS as u32 * groups * row_tiles;
-            Ok(ProductKernel { function, threads: 256, shared_bytes, rows, max_m: 8 * tiles })
+            Ok(ProductKernel { function, threads: 32 * warps, shared_bytes, rows, max_m: 8 * tiles })
         };
-        let (groups, row_tiles) = (if tiles <= 2 { 1 } else { 2 }, 2);
-        let gated = kernel("packed_gated", groups, row_tiles)?;
+        let (wide, narrow) = match tiles {
+            1 => ((8, 1, 2), (12, 1, 1)),
+            2 => ((8, 1, 2), (8, 1, 1)),
+            _ => ((8, 2, 2), (8, 1, 2)),
+        };
+        let gated = kernel("packed_gated", wide)?;
         Ok(ProductKernels {
-            plain: kernel("packed_product", groups, row_tiles)?,
-            narrow: Some(kernel("packed_narrow", 1, if tiles <= 2 { 1 } else { 2 })?),
+            plain: kernel("packed_product", wide)?,
+            narrow: Some(kernel("packed_narrow", narrow)?),
             gated: ProductKernel { rows: gated.rows / 2, ..gated },
         })
     }

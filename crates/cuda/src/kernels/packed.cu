@@ -7,23 +7,20 @@
 // then the scales (and minima, of 4 and 5 bits) of each 32 columns, of 6 bits those of each 16.
 //
 // A value of up to seven bits becomes a bf16 by placing it into the mantissa of 128: the product is then that of (128 + q), exact,
-// and what is too much is 128 times the sum of the activations, which is a product with ones. Values of eight bits are two
-// nibbles, of which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales
-// are applied in f32.
+// and the excess is 128 times the sum of the activations, which is a product with ones. Values of eight bits are two nibbles, of
+// which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales are applied in f32.
+// Of 6 and 8 bits zero is 32 and 128: the excess is 160, and 2048 + 128 + 128.
 //
-// The eight warps of a block are in GROUPS, each of which takes ROW_TILES of 16 rows; gate and up are neighbours. The warps of a
-// group share the columns and join their sums at the end. Records come through shared memory, in a ring of each warp's own, and
+// The warps of a block are in GROUPS, each of which takes ROW_TILES of 16 rows; gate and up are neighbours. The warps of a group
+// share the columns and join their sums at the end. Records come through shared memory, in a ring of each warp's own, and
 // so do the activations of up to 16 tokens: on their way from the second cache they would keep a warp waiting.
 
 #define RECORD (BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088)
 #define HIGH 512 // where the bits above the low four begin
 #define SCALES (BITS == 8 ? RECORD - 64 : RECORD - 128)
 
-// What a value is more than it should be: the mantissas that it was placed in, and the zero of the format.
-__device__ constexpr float EXCESS = BITS == 6 ? 160.0f : BITS == 8 ? 2304.0f : 128.0f;
 __device__ constexpr bool HAS_MINIMA = BITS <= 5;
 
-__device__ constexpr u32 WARPS = 8;
 // Bytes of the activations in a stage of the ring: of 64 columns.
 __device__ constexpr u32 INPUTS = TILES <= 2 ? TILES * 8 * 128 : 0;
 // Stages of the ring: so many that as many blocks fit a multiprocessor as its registers allow.
@@ -68,43 +65,60 @@ __device__ __forceinline__ u32 take(u32 bits, u32 mask, u32 other) {
     return y;
 }
 
-// Pairs of values of one group of 32 columns, of one row; `high` are its bits above the low four.
-__device__ __forceinline__ void place(u32 low, u32 high, u32 group, u32 (&pairs)[4]) {
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        pairs[i] = take(low >> 4 * i, 0x000f000fu, 0x43004300u);
-        u32 number = group * 4 + i;
-        if (BITS == 5) pairs[i] = take(number <= 4 ? high << (4 - number) : high >> (number - 4), 0x00100010u, pairs[i]);
-        if (BITS == 6) pairs[i] = take(number <= 2 ? high << (4 - 2 * number) : high >> (2 * number - 4), 0x00300030u, pairs[i]);
-    }
-}
+// What a lane takes of 32 columns of a record: of two rows, lane / 4 and the one eight further. Each word of `low` is eight values
+// of a row, such that shifts of four bits bring the next pair of neighbours to the low ends of its halves.
+struct Group {
+    u32 low[2], high[2];
+    u32 scales[2]; // 6 and 8 bits: two in a word, of the two rows; else scale and minimum
 
-// A lane's part of one record. Of each word the first half is of row lane / 4, the second of the row eight further.
-struct Record {
-    const u8* at;
-
-    __device__ __forceinline__ u32 low(u32 group, u32 half) const {
-        return *reinterpret_cast<const u32*>(at + threadIdx.x % 32 * 16 + group * 8 + half * 4);
-    }
-
-    __device__ __forceinline__ u32 high(u32 group, u32 half) const {
-        u32 lane = threadIdx.x % 32;
-        if (BITS == 5) return __byte_perm(*reinterpret_cast<const u16*>(at + HIGH + lane * 4 + half * 2), 0, 0x4140);
-        if (BITS == 6) return *reinterpret_cast<const u32*>(at + HIGH + lane * 8 + half * 4);
-        return *reinterpret_cast<const u32*>(at + HIGH + lane * 16 + group * 8 + half * 4);
-    }
-
-    // The scale and what the sum of the activations is multiplied with; `part` is the half of the group, where there are halves.
-    __device__ __forceinline__ void scale(u32 group, u32 part, u32 half, float& scale, float& minimum) const {
-        u32 row = threadIdx.x % 32 / 4;
-        if (HAS_MINIMA) {
-            u32 both = *reinterpret_cast<const u32*>(at + SCALES + row * 16 + group * 8 + half * 4);
-            scale = f16_to_float((u16)both);
-            minimum = fmaf(-EXCESS, scale, f16_to_float((u16)(both >> 16)));
+    __device__ __forceinline__ void load(const u8* record, u32 group) {
+        u32 lane = threadIdx.x % 32, row = lane / 4;
+        uint2 words = *reinterpret_cast<const uint2*>(record + group * 256 + lane * 8);
+        low[0] = words.x, low[1] = words.y;
+        if (BITS == 5) {
+            // Four bits of first neighbours, four of second ones, in a byte.
+            u32 bytes = *reinterpret_cast<const u16*>(record + HIGH + group * 64 + lane * 2);
+            high[0] = (bytes & 255) * 0x1001, high[1] = (bytes >> 8) * 0x1001;
+        }
+        if (BITS == 6) {
+            u32 both = *reinterpret_cast<const u32*>(record + HIGH + group * 128 + lane * 4);
+            high[0] = __byte_perm(both, 0, 0x4140), high[1] = __byte_perm(both, 0, 0x4342);
+        }
+        if (BITS == 8) {
+            words = *reinterpret_cast<const uint2*>(record + HIGH + group * 256 + lane * 8);
+            high[0] = words.x, high[1] = words.y;
+        }
+        if (BITS == 8) {
+            scales[0] = *reinterpret_cast<const u32*>(record + SCALES + group * 32 + row * 4);
         } else {
-            const u8* from = BITS == 6 ? at + SCALES + row * 16 + (group * 2 + part) * 4 : at + SCALES + row * 8 + group * 4;
-            scale = f16_to_float(*reinterpret_cast<const u16*>(from + half * 2));
-            minimum = -EXCESS * scale;
+            words = *reinterpret_cast<const uint2*>(record + SCALES + group * 64 + row * 8);
+            scales[0] = words.x, scales[1] = words.y;
+        }
+    }
+
+    // The values of one row as bf16, each more than it is by what it was placed into.
+    __device__ __forceinline__ void place(u32 half, u32 (&pairs)[4]) const {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            pairs[i] = take(low[half] >> 4 * i, 0x000f000fu, 0x43004300u);
+            if (BITS == 5) pairs[i] = take(high[half] << (4 - i), 0x00100010u, pairs[i]);
+            if (BITS == 6) pairs[i] = take(i <= 2 ? high[half] << (4 - 2 * i) : high[half] >> 2, 0x00300030u, pairs[i]);
+        }
+    }
+
+    // The high nibbles of eight bits.
+    __device__ __forceinline__ void place_high(u32 half, u32 (&pairs)[4]) const {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) pairs[i] = take(high[half] >> 4 * i, 0x000f000fu, 0x45004500u);
+    }
+
+    // The scale of a row, and what the sum of its activations is multiplied with; `part` is a half of the group, of 6 bits.
+    __device__ __forceinline__ void scale(u32 part, u32 half, float& scale, float& minimum) const {
+        if (HAS_MINIMA) {
+            scale = f16_to_float((u16)scales[half]);
+            minimum = fmaf(-128.0f, scale, f16_to_float((u16)(scales[half] >> 16)));
+        } else {
+            scale = f16_to_float((u16)(scales[part] >> 16 * half));
         }
     }
 };
@@ -139,27 +153,28 @@ __device__ __forceinline__ uint4 inputs_at(const ProductParams& p, u32 token, u3
     return x;
 }
 
-// sums += scale * (values x inputs) + minimum * (ones x inputs), for 32 columns of some tiles of rows.
+// sums += scale * (values x inputs) + minimum * (ones x inputs), for 32 columns of some tiles of rows. Without minima the tensor core
+// takes the excess off itself.
 template <int ROW_TILES, typename Inputs>
 __device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inputs& inputs, float (&sums)[TILES][ROW_TILES][4]) {
-    constexpr u32 ONES = 0x3f803f80u;
+    // Pairs of bf16: one, or minus the excess.
+    constexpr u32 ONES = HAS_MINIMA ? 0x3f803f80u : BITS == 6 ? 0xc320c320u : 0xc510c510u;
     constexpr int PARTS = BITS == 6 ? 2 : 1;
     u32 w[ROW_TILES][2][4], above[ROW_TILES][2][4];
     float scale[ROW_TILES][PARTS][2], minimum[ROW_TILES][PARTS][2];
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
+    for (int r = 0; r < ROW_TILES; r++) {
+        Group columns;
+        columns.load(stage + r * RECORD, group);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const Record record = {stage + r * RECORD};
-            u32 high = BITS > 4 ? record.high(group, half) : 0;
-            place(record.low(group, half), high, group, w[r][half]);
-            if (BITS == 8)
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) above[r][half][i] = take(high >> 4 * i, 0x000f000fu, 0x45004500u);
+            columns.place(half, w[r][half]);
+            if (BITS == 8) columns.place_high(half, above[r][half]);
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
-                record.scale(group, part, half, scale[r][part][half], minimum[r][part][half]);
+                columns.scale(part, half, scale[r][part][half], minimum[r][part][half]);
         }
+    }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         const uint4 x = inputs(t);
@@ -171,7 +186,9 @@ __device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inpu
             const u32(&a)[4] = w[r][0], (&b)[4] = w[r][1];
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                float product[4] = {};
+                float product[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) product[j] = HAS_MINIMA ? 0.0f : totals[part][j];
                 if (PARTS == 1 || part == 0) multiply_add(product, a[0], b[0], a[1], b[1], x.x, x.y);
                 if (PARTS == 1 || part == 1) multiply_add(product, a[2], b[2], a[3], b[3], x.z, x.w);
                 if (BITS == 8) {
@@ -181,8 +198,9 @@ __device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inpu
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    float less = fmaf(minimum[r][part][j / 2], totals[part][j % 2], sums[t][r][j]);
-                    sums[t][r][j] = fmaf(scale[r][part][j / 2], product[j], less);
+                    float& sum = sums[t][r][j];
+                    if (HAS_MINIMA) sum = fmaf(minimum[r][part][j / 2], totals[part][j % 2], sum);
+                    sum = fmaf(scale[r][part][j / 2], product[j], sum);
                 }
             }
         }
@@ -196,57 +214,62 @@ __device__ __forceinline__ void multiply(
     const ProductParams& p, u32 first_token, u32 sharers, const u8* (&tiles)[ROW_TILES], float (&sums)[TILES][ROW_TILES][4]) {
     constexpr u32 STAGES = stages(ROW_TILES), STAGE = ROW_TILES * RECORD + INPUTS, CHUNKS = RECORD / 16;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % sharers;
-    u32 num_records = (p.cols + 63) / 64;
+    u32 num_records = (p.cols + 63) / 64, num_own = (num_records + sharers - 1 - sharer) / sharers;
     u8* own = ring + warp * STAGES * STAGE;
     u32 own_at = (u32)__cvta_generic_to_shared(own);
-    auto load_weights = [&](u32 stage, u32 record) {
-        if (record >= num_records) return;
+    // What is asked for next, by this lane: its chunks of 16 bytes of each record, and (eight lanes a token) of the activations.
+    const u8* weights[ROW_TILES];
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) weights[r] = tiles[r] + sharer * RECORD + lane * 16;
+    u32 column = sharer * 64 + lane % 8 * 8, token = first_token + lane / 8;
+    const bf16* inputs = p.input + (u64)token * p.cols + column;
+    auto load_weights = [&](u32 stage) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
-            const u8* from = tiles[r] + (u64)record * RECORD;
 #pragma unroll
             for (u32 start = 0; start < CHUNKS; start += 32)
                 if (start + 32 <= CHUNKS || start + lane < CHUNKS)
-                    copy_weight(own_at + stage * STAGE + r * RECORD + (start + lane) * 16, from + (start + lane) * 16);
+                    copy_weight(own_at + stage + r * RECORD + (start + lane) * 16, weights[r] + start * 16);
+            weights[r] += sharers * RECORD;
         }
     };
-    // Eight lanes ask for 128 bytes of a token.
-    auto load_inputs = [&](u32 stage, u32 record) {
-        if (INPUTS == 0 || record >= num_records) return;
-        u32 column = record * 64 + lane % 8 * 8;
+    auto load_inputs = [&](u32 stage) {
+        if (INPUTS == 0) return;
 #pragma unroll
-        for (u32 start = 0; start < TILES * 8; start += 4) {
-            u32 token = start + lane / 8;
-            if (first_token + token >= p.m) break;
-            const bf16* from = p.input + (u64)(first_token + token) * p.cols;
-            u32 to = own_at + stage * STAGE + ROW_TILES * RECORD + input_slot(token, lane % 8);
-            copy_input(to, from + min(column, p.cols - 8), column < p.cols);
-        }
+        for (u32 start = 0; start < TILES * 8; start += 4)
+            if (token + start < p.m) {
+                u32 to = own_at + stage + ROW_TILES * RECORD + input_slot(start + lane / 8, lane % 8);
+                copy_input(to, inputs + start * p.cols, column < p.cols);
+            }
+        column += sharers * 64;
+        inputs += sharers * 64;
     };
 #pragma unroll
-    for (u32 s = 0; s < STAGES - 1; s++) load_weights(s, sharer + s * sharers);
+    for (u32 s = 0; s < STAGES - 1; s++)
+        if (s < num_own) load_weights(s * STAGE);
     wait_for_previous();
 #pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++) {
-        load_inputs(s, sharer + s * sharers);
+        if (s < num_own) load_inputs(s * STAGE);
         asm volatile("cp.async.commit_group;");
     }
-    u32 stage = 0;
-#pragma unroll 1
-    for (u32 record = sharer; record < num_records; record += sharers) {
-        auto ask = [&](u32 group, int t) { return inputs_at(p, first_token + t * 8 + lane / 4, record * 64 + group * 32); };
+    auto step = [&](u32 i, u32 stage, u32 filled) {
+        auto ask = [&](u32 group, int t) {
+            return inputs_at(p, first_token + t * 8 + lane / 4, (i * sharers + sharer) * 64 + group * 32);
+        };
         uint4 x[AHEAD];
         if (INPUTS == 0)
 #pragma unroll
             for (int t = 0; t < AHEAD; t++) x[t] = ask(0, t);
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncwarp();
-        u32 next = stage == 0 ? STAGES - 1 : stage - 1, ahead = record + (STAGES - 1) * sharers;
-        load_weights(next, ahead);
-        load_inputs(next, ahead);
+        if (i + STAGES - 1 < num_own) {
+            load_weights(filled);
+            load_inputs(filled);
+        }
         asm volatile("cp.async.commit_group;");
-        const u8* at = own + stage * STAGE;
-#pragma unroll (INPUTS > 0 || BITS == 5 || BITS == 6 ? 2 : 1)
+        const u8* at = own + stage;
+#pragma unroll (TILES <= 2 ? 2 : 1)
         for (u32 group = 0; group < 2; group++)
             use_group<ROW_TILES>(at, group, [&](int t) {
                 if (INPUTS > 0) return inputs_in(at + ROW_TILES * RECORD, t * 8 + lane / 4, group);
@@ -255,11 +278,28 @@ __device__ __forceinline__ void multiply(
                 else if (group == 0) x[t % AHEAD] = ask(1, t + AHEAD - TILES);
                 return now;
             }, sums);
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    };
+    if (INPUTS == 0) {
+        u32 stage = 0, filled = (STAGES - 1) * STAGE;
+#pragma unroll 1
+        for (u32 i = 0; i < num_own; i++) {
+            step(i, stage, filled);
+            filled = stage;
+            stage = stage + STAGE == STAGES * STAGE ? 0 : stage + STAGE;
+        }
+        return;
     }
+    // Once around the ring at a time, so that its addresses are known.
+#pragma unroll 1
+    for (u32 i = 0; i < num_own; i += STAGES)
+#pragma unroll
+        for (u32 s = 0; s < STAGES; s++) {
+            if (i + s >= num_own) break;
+            step(i + s, s * STAGE, (s + STAGES - 1) % STAGES * STAGE);
+        }
 }
 
-template <int GROUPS, int ROW_TILES, bool GATED>
+template <int WARPS, int GROUPS, int ROW_TILES, bool GATED>
 __device__ __forceinline__ void product(const ProductParams& p) {
     constexpr u32 SHARERS = WARPS / GROUPS, BLOCK_TILES = GROUPS * ROW_TILES;
     allow_next();
@@ -321,44 +361,50 @@ __device__ __forceinline__ void product(const ProductParams& p) {
     }
 }
 
-// Blocks that fit a multiprocessor without spilling registers.
-#define BLOCKS (TILES == 1 && BITS < 8 ? 3 : TILES <= 2 ? 2 : 1)
-#if TILES <= 2
-#define WIDE 1, 2
-#define NARROW 1, 1
-#else
-#define WIDE 2, 2
-#define NARROW 1, 2
-#endif
-KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_product(const ProductParams p) { product<WIDE, false>(p); }
-KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_gated(const ProductParams p) { product<WIDE, true>(p); }
+// Warps, groups and tiles of rows; and how many blocks fit a multiprocessor without spilling registers.
+#define PRODUCT(NAME, BLOCKS, WARPS, GROUPS, ROW_TILES, GATED) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME(const ProductParams p) { product<WARPS, GROUPS, ROW_TILES, GATED>(p); }
+
+#if TILES == 1
+PRODUCT(packed_product, (BITS < 8 ? 3 : 2), 8, 1, 2, false)
+PRODUCT(packed_gated, (BITS < 8 ? 3 : 2), 8, 1, 2, true)
 // For few rows: of smaller blocks there are more.
-KERNEL __launch_bounds__(WARPS * 32, BLOCKS) packed_narrow(const ProductParams p) { product<NARROW, false>(p); }
+PRODUCT(packed_narrow, 2, 12, 1, 1, false)
+#elif TILES == 2
+PRODUCT(packed_product, 2, 8, 1, 2, false)
+PRODUCT(packed_gated, 2, 8, 1, 2, true)
+PRODUCT(packed_narrow, 2, 8, 1, 1, false)
+#else
+#define MANY (__CUDA_ARCH__ >= 1000 ? 1 : 2)
+PRODUCT(packed_product, MANY, 8, 2, 2, false)
+PRODUCT(packed_gated, MANY, 8, 2, 2, true)
+PRODUCT(packed_narrow, MANY, 8, 1, 2, false)
+#endif
 
 #if TILES == 1
 // Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
 __device__ __forceinline__ void decode(const u8* tile, u32 row, u32 group, u32 part, float (&v)[8]) {
     const u8* record = tile + (u64)(group / 2) * RECORD;
     u32 lane = row % 8 * 4 + part, half = row / 8 % 2, in_record = group % 2;
-    u32 low = *reinterpret_cast<const u32*>(record + lane * 16 + in_record * 8 + half * 4);
-    u32 high = BITS == 5   ? *reinterpret_cast<const u16*>(record + HIGH + lane * 4 + half * 2)
-               : BITS == 6 ? *reinterpret_cast<const u32*>(record + HIGH + lane * 8 + half * 4)
-               : BITS == 8 ? *reinterpret_cast<const u32*>(record + HIGH + lane * 16 + in_record * 8 + half * 4)
+    u32 low = *reinterpret_cast<const u32*>(record + in_record * 256 + lane * 8 + half * 4);
+    u32 high = BITS == 5   ? record[HIGH + in_record * 64 + lane * 2 + half]
+               : BITS == 6 ? *reinterpret_cast<const u16*>(record + HIGH + in_record * 128 + lane * 4 + half * 2)
+               : BITS == 8 ? *reinterpret_cast<const u32*>(record + HIGH + in_record * 256 + lane * 8 + half * 4)
                            : 0;
+    const u8* scales = record + SCALES + in_record * (BITS == 8 ? 32 : 64) + row % 8 * (BITS == 8 ? 4 : 8);
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        u32 pair = i / 2, second = i % 2, number = in_record * 4 + pair;
+        u32 pair = i / 2, second = i % 2;
         u32 q = low >> 4 * (pair + 4 * second) & 15;
-        if (BITS == 5) q |= (high >> (number + 8 * second) & 1) << 4;
-        if (BITS == 6) q |= (high >> (2 * number + 16 * second) & 3) << 4;
+        if (BITS == 5) q |= (high >> (pair + 4 * second) & 1) << 4;
+        if (BITS == 6) q |= (high >> (2 * pair + 8 * second) & 3) << 4;
         if (BITS == 8) q |= (high >> 4 * (pair + 4 * second) & 15) << 4;
         if (HAS_MINIMA) {
-            u32 both = *reinterpret_cast<const u32*>(record + SCALES + row % 8 * 16 + in_record * 8 + half * 4);
+            u32 both = *reinterpret_cast<const u32*>(scales + half * 4);
             v[i] = fmaf(f16_to_float((u16)both), (float)q, f16_to_float((u16)(both >> 16)));
         } else {
-            const u8* from = BITS == 6 ? record + SCALES + row % 8 * 16 + (in_record * 2 + i / 4) * 4
-                                       : record + SCALES + row % 8 * 8 + in_record * 4;
-            v[i] = f16_to_float(*reinterpret_cast<const u16*>(from + half * 2)) * ((float)q - (BITS == 6 ? 32.0f : 128.0f));
+            u16 scale = *reinterpret_cast<const u16*>(scales + (BITS == 6 ? i / 4 * 4 : 0) + half * 2);
+            v[i] = f16_to_float(scale) * ((float)q - (BITS == 6 ? 32.0f : 128.0f));
         }
     }
 }

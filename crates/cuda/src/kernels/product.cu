@@ -369,29 +369,23 @@ KERNEL __launch_bounds__(128) pack(const PackParams p) {
         for (u32 j = 0; j < 8; j++) {
             u32 column = group * 32 + (BITS == 6 ? j / 4 * 16 + part * 4 + j % 4 : part * 8 + j);
             u32 q = is_there ? quantum(source, column) : 0;
-            u32 pair = j / 2, second = j % 2, number = in_record * 4 + pair;
+            u32 pair = j / 2, second = j % 2;
             low |= (q & 15) << 4 * (pair + 4 * second);
-            if (BITS == 5) high |= (q >> 4) << (number + 8 * second);
-            if (BITS == 6) high |= (q >> 4) << (2 * number + 16 * second);
+            if (BITS == 5) high |= (q >> 4) << (pair + 4 * second);
+            if (BITS == 6) high |= (q >> 4) << (2 * pair + 8 * second);
             if (BITS == 8) high |= (q >> 4) << 4 * (pair + 4 * second);
         }
-        *reinterpret_cast<u32*>(record + lane * 16 + in_record * 8 + half * 4) = low;
-        if (BITS == 8) *reinterpret_cast<u32*>(record + HIGH + lane * 16 + in_record * 8 + half * 4) = high;
-        // The two groups of a record share these.
-        u32 others = __shfl_xor_sync(__activemask(), high, 4);
-        if (in_record == 0 && BITS == 5) *reinterpret_cast<u16*>(record + HIGH + lane * 4 + half * 2) = (u16)(high | others);
-        if (in_record == 0 && BITS == 6) *reinterpret_cast<u32*>(record + HIGH + lane * 8 + half * 4) = high | others;
+        *reinterpret_cast<u32*>(record + in_record * 256 + lane * 8 + half * 4) = low;
+        if (BITS == 5) record[HIGH + in_record * 64 + lane * 2 + half] = (u8)high;
+        if (BITS == 6) *reinterpret_cast<u16*>(record + HIGH + in_record * 128 + lane * 4 + half * 2) = (u16)high;
+        if (BITS == 8) *reinterpret_cast<u32*>(record + HIGH + in_record * 256 + lane * 8 + half * 4) = high;
         if (part != 0) continue;
-        u8* to = record + SCALES + row % 8 * (BITS == 8 ? 8 : 16);
+        u8* to = record + SCALES + in_record * (BITS == 8 ? 32 : 64) + row % 8 * (BITS == 8 ? 4 : 8);
         for (u32 of = 0; of < (BITS == 6 ? 2 : 1); of++) {
             float scale = 0.0f, minimum = 0.0f;
             if (is_there) scales(source, group * 32 + of * 16, &scale, &minimum);
-            if (BITS == 6) *reinterpret_cast<u16*>(to + (in_record * 2 + of) * 4 + half * 2) = nearest_f16(scale);
-            if (BITS == 8) *reinterpret_cast<u16*>(to + in_record * 4 + half * 2) = nearest_f16(scale);
-            if (BITS <= 5) {
-                u32 both = nearest_f16(scale) | (u32)nearest_f16(minimum) << 16;
-                *reinterpret_cast<u32*>(to + in_record * 8 + half * 4) = both;
-            }
+            if (BITS <= 5) *reinterpret_cast<u32*>(to + half * 4) = nearest_f16(scale) | (u32)nearest_f16(minimum) << 16;
+            else *reinterpret_cast<u16*>(to + of * 4 + half * 2) = nearest_f16(scale);
         }
     }
 }
