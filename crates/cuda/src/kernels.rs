@@ -18,7 +18,7 @@ use crate::probe::Properties;
 /// Activation rows that the product kernels of plain weights take.
 const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
 /// Tiles of eight activation rows that those of packed weights take at a time.
-pub(crate) const PACKED_TILES: [u32; 3] = [1, 2, 4];
+pub(crate) const PACKED_TILES: [u32; 2] = [1, 2];
 
 const CORE_UNITS: [Unit; 3] = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
 /// Multiprocessors with less shared memory than this get smaller rings.
@@ -412,31 +412,20 @@ impl Module {
     }
 
     fn packed_products(&self, bits: u32, tiles: u32) -> Result<ProductKernels, BackendError> {
-        // As in `packed.cu`: warps, each with a ring of records, in groups with tiles of 16 rows.
-        type Sizes = (u32, u32, u32);
-        let kernel = |name: &str, (warps, groups, row_tiles): Sizes| -> Result<ProductKernel, BackendError> {
-            let stages = match (tiles, bits) {
-                (4, 8) => 3,
-                (4, _) | (1, 4) => 4,
-                (1, _) if row_tiles == 1 => 4,
-                _ => 3,
-            };
-            let inputs = if tiles <= 2 { tiles * 8 * 128 } else { 0 };
-            let shared_bytes = warps * stages * (row_tiles * record_bytes(bits) as u32 + inputs);
+        // As in `packed.cu`: warps, each with a ring of records and activations, and tiles of 16 rows.
+        let kernel = |name: &str, warps: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
+            let stages = if tiles == 1 && (row_tiles == 1 || bits == 4) { 4 } else { 3 };
+            let stage_bytes = row_tiles * record_bytes(bits) as u32 + tiles * 8 * 128;
+            let shared_bytes = warps * stages * stage_bytes;
             let function = self.function(name)?;
             allow_shared(function, shared_bytes)?;
-            let rows = TILE_ROWS as u32 * groups * row_tiles;
+            let rows = TILE_ROWS as u32 * row_tiles;
             Ok(ProductKernel { function, threads: 32 * warps, shared_bytes, rows, max_m: 8 * tiles })
         };
-        let (wide, narrow) = match tiles {
-            1 => ((8, 1, 2), (12, 1, 1)),
-            2 => ((8, 1, 2), (8, 1, 1)),
-            _ => ((8, 2, 2), (8, 1, 2)),
-        };
-        let gated = kernel("packed_gated", wide)?;
+        let gated = kernel("packed_gated", 8, 2)?;
         Ok(ProductKernels {
-            plain: kernel("packed_product", wide)?,
-            narrow: Some(kernel("packed_narrow", narrow)?),
+            plain: kernel("packed_product", 8, 2)?,
+            narrow: Some(kernel("packed_narrow", if tiles == 1 { 12 } else { 8 }, 1)?),
             gated: ProductKernel { rows: gated.rows / 2, ..gated },
         })
     }

@@ -15,7 +15,7 @@ use crate::weights::Part;
 /// More rows of bf16 weights than this go to cuBLASLt. Others get more, because those must be converted first.
 pub const MAX_PRODUCT_ROWS: usize = 2;
 const MAX_PLAIN_ROWS: usize = 8;
-const MAX_PACKED_ROWS: usize = 64;
+const MAX_PACKED_ROWS: usize = 96;
 
 const BF16: Layout = Layout::Plain(WeightFormat::BF16);
 

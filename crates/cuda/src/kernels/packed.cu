@@ -11,9 +11,9 @@
 // which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales are applied in f32.
 // Of 6 and 8 bits zero is 32 and 128: the excess is 160, and 2048 + 128 + 128.
 //
-// The warps of a block are in GROUPS, each of which takes ROW_TILES of 16 rows; gate and up are neighbours. The warps of a group
-// share the columns and join their sums at the end. Records come through shared memory, in a ring of each warp's own, and
-// so do the activations of up to 16 tokens: on their way from the second cache they would keep a warp waiting.
+// The warps of a block share the columns of ROW_TILES of 16 rows, gate and up in turns, and join their sums at the end. Records
+// and the activations come through shared memory, in a ring of each warp's own: on their way from the second cache they would
+// keep a warp waiting.
 
 #define RECORD (BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088)
 #define HIGH 512 // where the bits above the low four begin
@@ -22,13 +22,9 @@
 __device__ constexpr bool HAS_MINIMA = BITS <= 5;
 
 // Bytes of the activations in a stage of the ring: of 64 columns.
-__device__ constexpr u32 INPUTS = TILES <= 2 ? TILES * 8 * 128 : 0;
+__device__ constexpr u32 INPUTS = TILES * 8 * 128;
 // Stages of the ring: so many that as many blocks fit a multiprocessor as its registers allow.
-__device__ constexpr u32 stages(int row_tiles) {
-    return TILES > 2 ? (BITS == 8 ? 3 : 4) : TILES == 1 && (row_tiles == 1 || BITS == 4) ? 4 : 3;
-}
-// Tiles of tokens whose activations are asked for ahead where they are not in the ring.
-__device__ constexpr int AHEAD = 2;
+__device__ constexpr u32 stages(int row_tiles) { return TILES == 1 && (row_tiles == 1 || BITS == 4) ? 4 : 3; }
 
 struct ProductParams {
     const u8* weight;  // records
@@ -137,26 +133,10 @@ __device__ __forceinline__ uint4 inputs_in(const u8* inputs, u32 token, u32 grou
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 
-// The same from where they were made. A token that is not there is the last one: what comes of it is not stored.
-__device__ __forceinline__ uint4 inputs_at(const ProductParams& p, u32 token, u32 column) {
-    u32 part = threadIdx.x % 4;
-    if (column >= p.cols) return make_uint4(0, 0, 0, 0);
-    const bf16* from = p.input + (min(token, p.m - 1) * p.cols + column);
-    // Volatile, so that they stay where they are asked for: all at once would take too many registers.
-    uint4 x;
-    if (BITS != 6) {
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from + part * 8));
-    } else {
-        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from + part * 4));
-        asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.z), "=r"(x.w) : "l"(from + part * 4 + 16));
-    }
-    return x;
-}
-
 // sums += scale * (values x inputs) + minimum * (ones x inputs), for 32 columns of some tiles of rows. Without minima the tensor core
 // takes the excess off itself.
-template <int ROW_TILES, typename Inputs>
-__device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inputs& inputs, float (&sums)[TILES][ROW_TILES][4]) {
+template <int ROW_TILES>
+__device__ __forceinline__ void use_group(const u8* stage, u32 group, float (&sums)[TILES][ROW_TILES][4]) {
     // Pairs of bf16: one, or minus the excess.
     constexpr u32 ONES = HAS_MINIMA ? 0x3f803f80u : BITS == 6 ? 0xc320c320u : 0xc510c510u;
     constexpr int PARTS = BITS == 6 ? 2 : 1;
@@ -177,7 +157,7 @@ __device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inpu
     }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        const uint4 x = inputs(t);
+        const uint4 x = inputs_in(stage + ROW_TILES * RECORD, t * 8 + threadIdx.x % 32 / 4, group);
         float totals[PARTS][4] = {};
         multiply_add(totals[0], ONES, ONES, ONES, ONES, x.x, x.y);
         multiply_add(totals[PARTS - 1], ONES, ONES, ONES, ONES, x.z, x.w);
@@ -208,20 +188,19 @@ __device__ __forceinline__ void use_group(const u8* stage, u32 group, const Inpu
 }
 
 // A lane's part of the sums: rows lane / 4 and lane / 4 + 8 of each tile of rows, tokens 2 * (lane % 4) and the next of each tile
-// of tokens. The warps that share the columns are `sharers`.
-template <int ROW_TILES>
+// of tokens.
+template <int WARPS, int ROW_TILES>
 __device__ __forceinline__ void multiply(
-    const ProductParams& p, u32 first_token, u32 sharers, const u8* (&tiles)[ROW_TILES], float (&sums)[TILES][ROW_TILES][4]) {
+    const ProductParams& p, u32 first_token, const u8* (&tiles)[ROW_TILES], float (&sums)[TILES][ROW_TILES][4]) {
     constexpr u32 STAGES = stages(ROW_TILES), STAGE = ROW_TILES * RECORD + INPUTS, CHUNKS = RECORD / 16;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % sharers;
-    u32 num_records = (p.cols + 63) / 64, num_own = (num_records + sharers - 1 - sharer) / sharers;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_own = ((p.cols + 63) / 64 + WARPS - 1 - warp) / WARPS;
     u8* own = ring + warp * STAGES * STAGE;
     u32 own_at = (u32)__cvta_generic_to_shared(own);
     // What is asked for next, by this lane: its chunks of 16 bytes of each record, and (eight lanes a token) of the activations.
     const u8* weights[ROW_TILES];
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; r++) weights[r] = tiles[r] + sharer * RECORD + lane * 16;
-    u32 column = sharer * 64 + lane % 8 * 8, token = first_token + lane / 8;
+    for (int r = 0; r < ROW_TILES; r++) weights[r] = tiles[r] + warp * RECORD + lane * 16;
+    u32 column = warp * 64 + lane % 8 * 8, token = first_token + lane / 8;
     const bf16* inputs = p.input + (u64)token * p.cols + column;
     auto load_weights = [&](u32 stage) {
 #pragma unroll
@@ -230,19 +209,18 @@ __device__ __forceinline__ void multiply(
             for (u32 start = 0; start < CHUNKS; start += 32)
                 if (start + 32 <= CHUNKS || start + lane < CHUNKS)
                     copy_weight(own_at + stage + r * RECORD + (start + lane) * 16, weights[r] + start * 16);
-            weights[r] += sharers * RECORD;
+            weights[r] += WARPS * RECORD;
         }
     };
     auto load_inputs = [&](u32 stage) {
-        if (INPUTS == 0) return;
 #pragma unroll
         for (u32 start = 0; start < TILES * 8; start += 4)
             if (token + start < p.m) {
                 u32 to = own_at + stage + ROW_TILES * RECORD + input_slot(start + lane / 8, lane % 8);
                 copy_input(to, inputs + start * p.cols, column < p.cols);
             }
-        column += sharers * 64;
-        inputs += sharers * 64;
+        column += WARPS * 64;
+        inputs += WARPS * 64;
     };
 #pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++)
@@ -253,69 +231,38 @@ __device__ __forceinline__ void multiply(
         if (s < num_own) load_inputs(s * STAGE);
         asm volatile("cp.async.commit_group;");
     }
-    auto step = [&](u32 i, u32 stage, u32 filled) {
-        auto ask = [&](u32 group, int t) {
-            return inputs_at(p, first_token + t * 8 + lane / 4, (i * sharers + sharer) * 64 + group * 32);
-        };
-        uint4 x[AHEAD];
-        if (INPUTS == 0)
-#pragma unroll
-            for (int t = 0; t < AHEAD; t++) x[t] = ask(0, t);
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncwarp();
-        if (i + STAGES - 1 < num_own) {
-            load_weights(filled);
-            load_inputs(filled);
-        }
-        asm volatile("cp.async.commit_group;");
-        const u8* at = own + stage;
-#pragma unroll (TILES <= 2 ? 2 : 1)
-        for (u32 group = 0; group < 2; group++)
-            use_group<ROW_TILES>(at, group, [&](int t) {
-                if (INPUTS > 0) return inputs_in(at + ROW_TILES * RECORD, t * 8 + lane / 4, group);
-                uint4 now = x[t % AHEAD];
-                if (t + AHEAD < TILES) x[t % AHEAD] = ask(group, t + AHEAD);
-                else if (group == 0) x[t % AHEAD] = ask(1, t + AHEAD - TILES);
-                return now;
-            }, sums);
-    };
-    if (INPUTS == 0) {
-        u32 stage = 0, filled = (STAGES - 1) * STAGE;
-#pragma unroll 1
-        for (u32 i = 0; i < num_own; i++) {
-            step(i, stage, filled);
-            filled = stage;
-            stage = stage + STAGE == STAGES * STAGE ? 0 : stage + STAGE;
-        }
-        return;
-    }
     // Once around the ring at a time, so that its addresses are known.
 #pragma unroll 1
     for (u32 i = 0; i < num_own; i += STAGES)
 #pragma unroll
         for (u32 s = 0; s < STAGES; s++) {
             if (i + s >= num_own) break;
-            step(i + s, s * STAGE, (s + STAGES - 1) % STAGES * STAGE);
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            __syncwarp();
+            if (i + s + STAGES - 1 < num_own) {
+                load_weights((s + STAGES - 1) % STAGES * STAGE);
+                load_inputs((s + STAGES - 1) % STAGES * STAGE);
+            }
+            asm volatile("cp.async.commit_group;");
+#pragma unroll
+            for (u32 group = 0; group < 2; group++) use_group<ROW_TILES>(own + s * STAGE, group, sums);
         }
 }
 
-template <int WARPS, int GROUPS, int ROW_TILES, bool GATED>
+template <int WARPS, int ROW_TILES, bool GATED>
 __device__ __forceinline__ void product(const ProductParams& p) {
-    constexpr u32 SHARERS = WARPS / GROUPS, BLOCK_TILES = GROUPS * ROW_TILES;
     allow_next();
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sharer = warp % SHARERS, group = warp / SHARERS;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 rounds = (p.m + TILES * 8 - 1) / (TILES * 8), first_token = blockIdx.x % rounds * TILES * 8;
     u32 block = blockIdx.x / rounds, num_tiles = (p.num_rows + 15) / 16;
-    // The tile of rows that is the n-th of this block; of gates, those of up are the odd ones.
-    auto tile_of = [&](u32 n) { return GATED ? block * (BLOCK_TILES / 2) + n / 2 : block * BLOCK_TILES + n; };
     const u8* tiles[ROW_TILES];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
-        u32 n = group * ROW_TILES + r;
-        tiles[r] = p.weight + (min(tile_of(n), num_tiles - 1) + (GATED && n % 2 ? num_tiles : 0)) * p.tile_bytes;
+        u32 tile = GATED ? block : block * ROW_TILES + r;
+        tiles[r] = p.weight + (min(tile, num_tiles - 1) + (GATED && r == 1 ? num_tiles : 0)) * p.tile_bytes;
     }
     float sums[TILES][ROW_TILES][4] = {};
-    multiply<ROW_TILES>(p, first_token, SHARERS, tiles, sums);
+    multiply<WARPS, ROW_TILES>(p, first_token, tiles, sums);
     // All that was asked for is there, so that the ring can be used for something else.
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     auto parts = reinterpret_cast<float4(*)[TILES][ROW_TILES][32]>(ring);
@@ -326,25 +273,26 @@ __device__ __forceinline__ void product(const ProductParams& p) {
         for (int r = 0; r < ROW_TILES; r++)
             parts[warp][t][r][lane] = make_float4(sums[t][r][0], sums[t][r][1], sums[t][r][2], sums[t][r][3]);
     __syncthreads();
-    auto join = [&](u32 n, u32 t, float(&result)[4]) {
+    auto join = [&](u32 r, u32 t, float(&result)[4]) {
 #pragma unroll
-        for (u32 w = 0; w < SHARERS; w++) {
-            float4 part = parts[n / ROW_TILES * SHARERS + w][t][n % ROW_TILES][lane];
+        for (u32 w = 0; w < WARPS; w++) {
+            float4 part = parts[w][t][r][lane];
             result[0] += part.x;
             result[1] += part.y;
             result[2] += part.z;
             result[3] += part.w;
         }
     };
-    // Each warp takes a tile of rows, or a gate and up, by a tile of tokens at a time.
-    for (u32 item = warp; item < (GATED ? BLOCK_TILES / 2 : BLOCK_TILES) * TILES; item += WARPS) {
-        u32 n = item / TILES * (GATED ? 2 : 1), t = item % TILES;
+    // A warp takes a tile of rows, or a gate and up, by a tile of tokens.
+    constexpr u32 RESULTS = GATED ? 1 : ROW_TILES;
+    if (warp < RESULTS * TILES) {
+        u32 r = warp / TILES, t = warp % TILES;
         float result[4] = {}, up[4] = {};
-        join(n, t, result);
-        if (GATED) join(n + 1, t, up);
+        join(r, t, result);
+        if (GATED) join(1, t, up);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u32 token = first_token + t * 8 + lane % 4 * 2 + j % 2, row = tile_of(n) * 16 + j / 2 * 8 + lane / 4;
+            u32 token = first_token + t * 8 + lane % 4 * 2 + j % 2, row = (block * RESULTS + r) * 16 + j / 2 * 8 + lane / 4;
             if (token >= p.m || row >= p.num_rows) continue;
             float value = result[j] + (p.bias ? p.bias[row] : 0.0f);
             u64 at = (u64)token * p.output_stride + row;
@@ -361,25 +309,14 @@ __device__ __forceinline__ void product(const ProductParams& p) {
     }
 }
 
-// Warps, groups and tiles of rows; and how many blocks fit a multiprocessor without spilling registers.
-#define PRODUCT(NAME, BLOCKS, WARPS, GROUPS, ROW_TILES, GATED) \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME(const ProductParams p) { product<WARPS, GROUPS, ROW_TILES, GATED>(p); }
+// Warps and tiles of rows, and how many blocks fit a multiprocessor without spilling registers.
+#define PRODUCT(NAME, BLOCKS, WARPS, ROW_TILES, GATED) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME(const ProductParams p) { product<WARPS, ROW_TILES, GATED>(p); }
 
-#if TILES == 1
-PRODUCT(packed_product, (BITS < 8 ? 3 : 2), 8, 1, 2, false)
-PRODUCT(packed_gated, (BITS < 8 ? 3 : 2), 8, 1, 2, true)
+PRODUCT(packed_product, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, false)
+PRODUCT(packed_gated, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, true)
 // For few rows: of smaller blocks there are more.
-PRODUCT(packed_narrow, 2, 12, 1, 1, false)
-#elif TILES == 2
-PRODUCT(packed_product, 2, 8, 1, 2, false)
-PRODUCT(packed_gated, 2, 8, 1, 2, true)
-PRODUCT(packed_narrow, 2, 8, 1, 1, false)
-#else
-#define MANY (__CUDA_ARCH__ >= 1000 ? 1 : 2)
-PRODUCT(packed_product, MANY, 8, 2, 2, false)
-PRODUCT(packed_gated, MANY, 8, 2, 2, true)
-PRODUCT(packed_narrow, MANY, 8, 1, 2, false)
-#endif
+PRODUCT(packed_narrow, 2, (TILES == 1 ? 12 : 8), 1, false)
 
 #if TILES == 1
 // Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
