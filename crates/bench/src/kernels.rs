@@ -13,10 +13,10 @@ use baton_backend::{
     SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use indicatif::ProgressBar;
-use serde_json::{Map, Value, json};
 
 use crate::BenchError;
 use crate::kernels_attention::{self, AttentionCase, AttentionFigures};
+use crate::kernels_small::{self, SmallFigures};
 
 /// What is measured: on a GPU larger shapes and larger batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl KernelSizes {
     }
 
     /// Units of what is read and of what is multiplied, in GB/s and GMAC/s, and digits.
-    fn units(self) -> [(&'static str, f64); 2] {
+    pub(crate) fn units(self) -> [(&'static str, f64); 2] {
         match self {
             Self::Small => [("GB/s", 1.0), ("GMAC/s", 1.0)],
             Self::Large => [("TB/s", 1e-3), ("TFLOP/s", 2e-3)],
@@ -157,6 +157,7 @@ pub struct KernelsResult {
     pub limits: KernelLimits,
     pub products: Vec<KernelFigures>,
     pub attention: Vec<AttentionFigures>,
+    pub small: Vec<SmallFigures>,
 }
 
 /// What is to be measured.
@@ -186,7 +187,7 @@ pub fn kernels(
         .flat_map(|&format| sizes.shapes().iter().map(move |shape| (format, shape)))
         .filter(|(format, shape)| shape.cols % format.block_len() == 0)
         .collect();
-    bar.set_length((cases.len() + options.kv_dtypes.len() * sizes.attention().len()) as u64);
+    bar.set_length((cases.len() + options.kv_dtypes.len() * sizes.attention().len() + 1) as u64);
     let mut result = KernelsResult { sizes, limits: options.limits, ..KernelsResult::default() };
     for (format, shape) in cases {
         bar.set_message(format!("{format} {}", shape.name));
@@ -205,6 +206,8 @@ pub fn kernels(
             bar.inc(1);
         }
     }
+    bar.set_message("all the others");
+    result.small = kernels_small::measure(open, sizes)?;
     bar.finish_and_clear();
     Ok(result)
 }
@@ -320,16 +323,6 @@ pub(crate) fn step_seconds(
     Ok(span.unwrap_or_else(|| started.elapsed()).as_secs_f64())
 }
 
-/// A figure, and its share of a limit that is known.
-fn with_share(figure: f64, limit: Option<f64>, scale: f64) -> String {
-    let digits = if scale < 1.0 && figure * scale < 10.0 { 2 } else { 1 };
-    let shown = format!("{:.digits$}", figure * scale);
-    match limit {
-        Some(limit) => format!("{shown} ({:.0} %)", 100.0 * figure / limit.max(1e-9)),
-        None => shown,
-    }
-}
-
 impl KernelLimits {
     /// The higher ones of two measurements.
     #[must_use]
@@ -345,7 +338,7 @@ impl KernelLimits {
     }
 
     /// Of the products of a format.
-    fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
+    pub(crate) fn gmac_per_s(&self, format: WeightFormat) -> Option<f64> {
         self.tensor_gmac_per_s.or(match format {
             WeightFormat::BF16 => self.bf16_gmac_per_s.map(|limit| limit / 2.0).or(self.fma_gmac_per_s),
             WeightFormat::F32 | WeightFormat::F16 => self.fma_gmac_per_s,
@@ -353,131 +346,15 @@ impl KernelLimits {
         })
     }
 
-    fn attention_gmac_per_s(&self) -> Option<f64> {
+    pub(crate) fn attention_gmac_per_s(&self) -> Option<f64> {
         self.tensor_gmac_per_s.or(self.fma_gmac_per_s)
     }
-}
-
-/// A line for each case, with shares of the limits where these are known.
-pub fn kernels_table(result: &KernelsResult) -> String {
-    use std::fmt::Write;
-    let (limits, sizes) = (&result.limits, result.sizes);
-    let [(read, bytes_scale), (multiplied, scale)] = sizes.units();
-    let mut text = String::new();
-    for (limit, (unit, scale), what) in [
-        (limits.memory_gb_per_s, (read, bytes_scale), "read from memory: the limit of decodes"),
-        (limits.dot_gmac_per_s, (multiplied, scale), "of bytes: the limit of quantised weights"),
-        (limits.fma_gmac_per_s, (multiplied, scale), "of f32: the limit of float weights and of attention"),
-        (limits.bf16_gmac_per_s, (multiplied, scale), "of bf16 in tiles: twice the limit of bf16 weights"),
-        (
-            limits.tensor_gmac_per_s,
-            (multiplied, scale),
-            "of bf16 by the library, 8192 x 8192 x 8192: the limit of all products",
-        ),
-    ] {
-        if let Some(limit) = limit {
-            let _ = writeln!(text, "{:>8} {unit} {what}", with_share(limit, None, scale));
-        }
-    }
-    let _ = write!(text, "\n{:<8} {:<18} {:>14}  {multiplied}:", "format", "shape", format!("decode {read}"));
-    for rows in sizes.rows() {
-        let _ = write!(text, " {:>14}", format!("M={rows}"));
-    }
-    text.push('\n');
-    for one in &result.products {
-        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s, bytes_scale);
-        let indent = " ".repeat(multiplied.len() + 3);
-        let _ = write!(text, "{:<8} {:<18} {decode:>14}{indent}", one.format.to_string(), one.shape);
-        for &figure in &one.gmac_per_s {
-            let _ = write!(text, " {:>14}", with_share(figure, limits.gmac_per_s(one.format), scale));
-        }
-        text.push('\n');
-        if let Some(theirs) = &one.library_gmac_per_s {
-            let _ = write!(text, "{:<8} {:<18} {:>14}{indent}", "", "times the library", "");
-            for (ours, theirs) in one.gmac_per_s.iter().zip(theirs) {
-                let _ = write!(text, " {:>14}", format!("{:.2} x", ours / theirs.max(1e-9)));
-            }
-            text.push('\n');
-        }
-    }
-    if result.attention.is_empty() {
-        return text;
-    }
-    let _ = writeln!(
-        text,
-        "\n{:<8} {:<10} {:>8} {:>8} {:>14} {:>10} {:>16}",
-        "cache",
-        "attention",
-        "requests",
-        "context",
-        format!("decode {read}"),
-        "us/layer",
-        format!("prompt {multiplied}")
-    );
-    for one in &result.attention {
-        let decode = with_share(one.decode_gb_per_s, limits.memory_gb_per_s, bytes_scale);
-        let share = |figure| with_share(figure, limits.attention_gmac_per_s(), scale);
-        let prompt = one.prompt_gmac_per_s.map(share).unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "{:<8} {:<10} {:>8} {:>8} {decode:>14} {:>10.1} {prompt:>16}",
-            format!("{:?}", one.kv_dtype).to_lowercase(),
-            one.heads,
-            one.num_seqs,
-            one.context,
-            one.decode_us
-        );
-    }
-    text
-}
-
-pub fn kernels_json(result: &KernelsResult) -> Map<String, Value> {
-    let limits = &result.limits;
-    let share = |figure: f64, limit: Option<f64>| limit.map(|limit| figure / limit);
-    let one = |one: &KernelFigures| {
-        let by_rows = |rates: &[f64], value: &dyn Fn(f64) -> Value| -> Map<String, Value> {
-            let rows = result.sizes.rows().iter();
-            rows.zip(rates).map(|(rows, &rate)| (rows.to_string(), value(rate))).collect()
-        };
-        let library = one.library_gmac_per_s.as_ref();
-        let limit = limits.gmac_per_s(one.format);
-        json!({
-            "format": one.format.to_string(),
-            "shape": one.shape,
-            "decode_gb_per_s": one.decode_gb_per_s,
-            "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
-            "gmac_per_s": by_rows(&one.gmac_per_s, &|rate| json!(rate)),
-            "share_of_peak": by_rows(&one.gmac_per_s, &|rate| json!(share(rate, limit))),
-            "library_gmac_per_s": library.map(|rates| by_rows(rates, &|rate| json!(rate))),
-        })
-    };
-    let attention = |one: &AttentionFigures| {
-        json!({
-            "kv_cache_dtype": one.kv_dtype,
-            "heads": one.heads,
-            "num_seqs": one.num_seqs,
-            "context": one.context,
-            "decode_gb_per_s": one.decode_gb_per_s,
-            "decode_share_of_memory": share(one.decode_gb_per_s, limits.memory_gb_per_s),
-            "decode_us_per_layer": one.decode_us,
-            "prompt_gmac_per_s": one.prompt_gmac_per_s,
-            "prompt_share_of_peak": one.prompt_gmac_per_s.and_then(|rate| share(rate, limits.attention_gmac_per_s())),
-        })
-    };
-    let mut map = Map::new();
-    map.insert("memory_gb_per_s".to_owned(), json!(limits.memory_gb_per_s));
-    map.insert("dot_gmac_per_s".to_owned(), json!(limits.dot_gmac_per_s));
-    map.insert("fma_gmac_per_s".to_owned(), json!(limits.fma_gmac_per_s));
-    map.insert("bf16_gmac_per_s".to_owned(), json!(limits.bf16_gmac_per_s));
-    map.insert("tensor_gmac_per_s".to_owned(), json!(limits.tensor_gmac_per_s));
-    map.insert("kernels".to_owned(), result.products.iter().map(one).collect());
-    map.insert("attention".to_owned(), result.attention.iter().map(attention).collect());
-    map
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels_report::{kernels_json, kernels_table};
     use baton_backend::{MockBackend, MockOptions};
 
     #[test]
@@ -506,7 +383,8 @@ mod tests {
         result.attention[0].prompt_gmac_per_s = Some(30.0);
         let table = kernels_table(&result);
         // Limits, products and attention with their headings.
-        assert_eq!(table.lines().count(), 3 + 2 + 10 + 2 + 12);
+        assert_eq!(table.lines().count(), 3 + 2 + 10 + 2 + 12 + 2 + result.small.len());
+        assert!(table.contains("sampling, top-p 0.9") && table.contains("swapping, one way"));
         for cell in ["15.0 (75 %)", "300.0 (50 %)", "30.0 (20 %)"] {
             assert!(table.contains(cell), "{cell} in {table}");
         }
@@ -543,13 +421,15 @@ mod tests {
         let mut result =
             KernelsResult { sizes: options.sizes, limits: options.limits, ..KernelsResult::default() };
         let shape = &LARGE_SHAPES[0];
-        let mut one = measure(library().unwrap(), WeightFormat::BF16, shape, options.sizes.rows()).unwrap();
+        let mut one = measure(library().unwrap(), WeightFormat::BF16, shape, options.sizes).unwrap();
         assert_eq!(one.gmac_per_s.len(), 8);
         (one.decode_gb_per_s, one.gmac_per_s[0], one.gmac_per_s[7]) = (3600.0, 1500.0, 300_000.0);
         one.library_gmac_per_s = Some(vec![1000.0; 8]);
         result.products.push(one);
         let case = &kernels_attention::LARGE[6];
-        result.attention.push(kernels_attention::measure(open().unwrap(), case, KvDtype::BF16).unwrap());
+        result
+            .attention
+            .push(kernels_attention::measure(open().unwrap(), case, KvDtype::BF16, options.sizes).unwrap());
         assert_eq!((result.attention[0].num_seqs, result.attention[0].prompt_gmac_per_s), (8, None));
         let table = kernels_table(&result);
         for cell in ["4.80 TB/s", "800.0 TFLOP/s", "3.60 (75 %)", "600.0 (75 %)", "1.50 x", "M=2048"] {

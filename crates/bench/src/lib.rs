@@ -12,6 +12,8 @@ mod dataset;
 mod error;
 mod kernels;
 mod kernels_attention;
+mod kernels_report;
+mod kernels_small;
 mod metrics;
 mod offline;
 mod random;
@@ -29,11 +31,10 @@ pub use dataset::{
     Segment, TokenRange, TraceOptions, Workload, prompt_tokens,
 };
 pub use error::BenchError;
-pub use kernels::{
-    KernelFigures, KernelLimits, KernelSizes, KernelsOptions, KernelsResult, Open, kernels, kernels_json,
-    kernels_table,
-};
+pub use kernels::{KernelFigures, KernelLimits, KernelSizes, KernelsOptions, KernelsResult, Open, kernels};
 pub use kernels_attention::AttentionFigures;
+pub use kernels_report::{kernels_json, kernels_table};
+pub use kernels_small::SmallFigures;
 pub use metrics::{Goodput, Metric, ServeMetrics, details};
 pub use offline::{LatencyOptions, LatencyResult, OfflineRequest, ThroughputResult, latency, throughput};
 pub use report::Report;
