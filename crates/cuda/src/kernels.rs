@@ -195,7 +195,8 @@ impl Kernels {
                     self.compiler.start(Unit::Packed { bits, tiles });
                 }
             }
-            if *format == WeightFormat::BF16 {
+            if Layout::of_product(*format) == Layout::Plain(WeightFormat::BF16) {
+                self.compiler.start(Unit::Product(WeightFormat::BF16));
                 for tiles in SKINNY_TILES {
                     self.compiler.start(Unit::Skinny { tiles });
                 }
@@ -220,14 +221,18 @@ impl Kernels {
             return Ok(());
         }
         let module = self.compiler.load(Unit::Product(format))?;
-        let layout = Layout::of_product(format);
-        self.embeds.insert(Layout::Plain(format), module.function("embed")?);
+        let (plain, layout) = (Layout::Plain(format), Layout::of_product(format));
+        self.embeds.insert(plain, module.function("embed")?);
         if let Layout::Packed { bits } = layout {
             self.packs.insert(format, module.function("pack")?);
             self.prepare_packed(bits)?;
         } else {
-            self.products.insert(layout, module.plain_products()?);
-            self.converts.insert(layout, module.function("convert")?);
+            self.converts.insert(plain, module.function("convert")?);
+        }
+        if layout == plain {
+            self.products.insert(plain, module.plain_products()?);
+        } else if let Layout::Plain(other) = layout {
+            self.prepare_format(other)?;
         }
         self.modules.push(module);
         if format == WeightFormat::BF16 {

@@ -1,4 +1,5 @@
-//! How a weight lies in the device's memory: as in its file, or packed for the tensor cores (`packed.cu`).
+//! How a weight lies in the device's memory: as in its file, or packed for the tensor cores (`packed.cu`). f16 becomes bf16, as
+//! activations are: tensor cores take both of one kind.
 
 use baton_backend::WeightFormat;
 
@@ -19,6 +20,7 @@ impl Layout {
     /// Of a weight that products are made with.
     pub(crate) fn of_product(format: WeightFormat) -> Self {
         match packed_bits(format) {
+            0 if format == WeightFormat::F16 => Self::Plain(WeightFormat::BF16),
             0 => Self::Plain(format),
             bits => Self::Packed { bits },
         }

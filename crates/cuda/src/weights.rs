@@ -6,7 +6,7 @@ use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat, WeightUse};
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::kernels::Kernels;
 use crate::layout::Layout;
-use crate::params::{Address, FillParams, PackParams};
+use crate::params::{Address, ConvertParams, FillParams, PackParams};
 
 const STAGING_BYTES: usize = 16 << 20;
 
@@ -44,8 +44,8 @@ impl Staging {
         Ok(Self { buffers: [buffer()?, buffer()?], next: 0, unpacked: None })
     }
 
-    /// Copies the rows of a tensor and packs them into `part`, from one of its rows on.
-    fn pack(
+    /// Copies the rows of a tensor and packs or converts them into `part`, from one of its rows on.
+    fn repack(
         &mut self,
         gpu: &Gpu,
         kernels: &Kernels,
@@ -60,22 +60,42 @@ impl Staging {
             self.unpacked = Some(gpu.allocate(STAGING_BYTES.max(row_bytes), "weights to be packed")?);
         }
         let unpacked = self.unpacked.take().expect("just made");
+        let launch = |first_row: usize, num_rows: u32| {
+            let source = unpacked.address();
+            // SAFETY of both: the struct is the kernel's; source and target have these rows. The next copy waits for it.
+            match part.layout {
+                Layout::Packed { .. } => {
+                    let params = PackParams {
+                        source,
+                        row_bytes: row_bytes as u64,
+                        target: part.memory.address(),
+                        tile_bytes: part.unit_bytes as u64,
+                        first_row: first_row as u32,
+                        num_rows,
+                        cols: cols as u32,
+                    };
+                    // SAFETY: see above.
+                    unsafe { gpu.launch(kernels.pack(format), (num_rows, 1), 128, 0, &params) }
+                }
+                Layout::Plain(_) => {
+                    let params = ConvertParams {
+                        weight: source,
+                        unit_bytes: row_bytes as u64,
+                        output: part.memory.address() + (first_row * part.unit_bytes) as u64,
+                        num_rows,
+                        cols: cols as u32,
+                    };
+                    let convert = kernels.convert(Layout::Plain(format));
+                    // SAFETY: see above.
+                    unsafe { gpu.launch(convert, (num_rows, 1), 128, 0, &params) }
+                }
+            }
+        };
         let mut result = Ok(());
         for (number, rows) in tensor.bytes().chunks(at_once * row_bytes).enumerate() {
-            let params = PackParams {
-                source: unpacked.address(),
-                row_bytes: row_bytes as u64,
-                target: part.memory.address(),
-                tile_bytes: part.unit_bytes as u64,
-                first_row: (first_row + number * at_once) as u32,
-                num_rows: (rows.len() / row_bytes) as u32,
-                cols: cols as u32,
-            };
-            let blocks = params.num_rows;
-            result = self.copy(gpu, rows, &unpacked, 0).and_then(|()| {
-                // SAFETY: the struct is the kernel's; source and target have these rows. The next copy waits for it.
-                unsafe { gpu.launch(kernels.pack(format), (blocks, 1), 128, 0, &params) }
-            });
+            result = self
+                .copy(gpu, rows, &unpacked, 0)
+                .and_then(|()| launch(first_row + number * at_once, (rows.len() / row_bytes) as u32));
             if result.is_err() {
                 break;
             }
@@ -139,14 +159,11 @@ impl Weight {
             let part = Part { layout, first_row, rows, unit_rows, unit_bytes, memory };
             let mut row = 0;
             for tensor in run {
-                match layout {
-                    Layout::Packed { .. } => staging.pack(gpu, kernels, tensor, &part, row)?,
-                    Layout::Plain(_) => {
-                        let offset = row * unit_bytes;
-                        if !fill_random(gpu, kernels, tensor, &part.memory, offset)? {
-                            staging.copy(gpu, tensor.bytes(), &part.memory, offset)?;
-                        }
-                    }
+                let offset = row * unit_bytes;
+                if layout != Layout::Plain(format) {
+                    staging.repack(gpu, kernels, tensor, &part, row)?;
+                } else if !fill_random(gpu, kernels, tensor, &part.memory, offset)? {
+                    staging.copy(gpu, tensor.bytes(), &part.memory, offset)?;
                 }
                 row += tensor.rows();
             }

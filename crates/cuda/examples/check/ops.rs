@@ -77,11 +77,12 @@ fn tokens(count: usize) -> StepInput {
 }
 
 /// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
-/// and norms), `formats` (the products of all other weights), `attention`.
+/// and norms), `formats` (the products of all other weights), one of those formats, `attention`.
 pub fn check(which: Option<&str>, table: &mut Table) {
     let is_part = |part: &str| which.is_none_or(|which| which == part);
     for format in WeightFormat::ALL {
-        if is_part(if format == WeightFormat::BF16 { "bf16" } else { "formats" }) {
+        let is_named = which.is_some_and(|which| which.eq_ignore_ascii_case(&format.to_string()));
+        if is_named || is_part(if format == WeightFormat::BF16 { "bf16" } else { "formats" }) {
             products(format, (200, 768), table);
             // Rows that are no whole tiles, columns that are no whole records.
             if format.block_len() == 32 {

@@ -191,6 +191,7 @@ KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
     }
 }
 
+#if FORMAT != 1 // which becomes bf16
 struct ProductParams {
     const u8* weight; // [num_rows, cols] in this format
     u64 row_bytes;
@@ -301,6 +302,7 @@ KERNEL __launch_bounds__(128) gated_1(const ProductParams p) { gated<1>(p); }
 KERNEL __launch_bounds__(128) gated_2(const ProductParams p) { gated<2>(p); }
 KERNEL __launch_bounds__(128, 4) gated_4(const ProductParams p) { gated<4>(p); }
 KERNEL __launch_bounds__(128, 4) gated_8(const ProductParams p) { gated<8>(p); }
+#endif
 #else
 // The integer at a column of a row, from 0 on.
 __device__ __forceinline__ u32 quantum(const u8* row, u32 column) {
