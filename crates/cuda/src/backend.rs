@@ -18,7 +18,7 @@ use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
 use crate::layout::TILE_ROWS;
-use crate::ops::Run;
+use crate::ops::{Run, meeting_bytes};
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
@@ -116,6 +116,7 @@ pub(crate) struct Device {
     pub(crate) adjusted: DeviceMemory,     // [max samples, vocab] f32
     pub(crate) sample_parts: DeviceMemory, // [2, max samples, parts]
     pub(crate) drawn: DeviceMemory,        // [max samples]
+    pub(crate) meetings: DeviceMemory,     // as in `meeting_bytes`
     pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
     /// Rows of bf16 weights that the skinny kernels take.
@@ -206,6 +207,7 @@ impl CudaBackend {
             adjusted: nothing()?,
             sample_parts: nothing()?,
             drawn: nothing()?,
+            meetings: nothing()?,
             results: nothing()?,
             top: nothing()?,
             max_tokens: 0,
@@ -448,6 +450,7 @@ impl Backend for CudaBackend {
         self.device.adjusted = gpu.allocate(4 * samples * limits.vocab_size, "adjusted logits")?;
         self.device.sample_parts = gpu.allocate(2 * 4 * samples * SAMPLE_PARTS, "sampling")?;
         self.device.drawn = gpu.allocate(4 * samples, "sampling")?;
+        self.device.meetings = gpu.allocate(meeting_bytes(samples, &gpu.properties), "sampling")?;
         let result_bytes = 4 * samples * RESULT_WORDS;
         self.device.results = gpu.allocate(result_bytes, "sampling")?;
         let top_bytes = 8 * samples * MAX_TOP;

@@ -15,11 +15,22 @@ use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams,
 };
+use crate::probe::Properties;
 use crate::products::Product;
 
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
+
+/// Of a row whose blocks search together: three times 256 sums.
+const BINS_BYTES: usize = 3 * 256 * 8;
+/// What the blocks of a row tell each other beside that: three sums and counts for each part, and four words.
+const MEETING_BYTES: usize = 3 * SAMPLE_PARTS as usize * (8 + 4) + 16;
+
+/// The most rows that have several blocks come first, then what every row needs.
+pub(crate) fn meeting_bytes(max_samples: usize, properties: &Properties) -> usize {
+    BINS_BYTES * properties.num_multiprocessors as usize + MEETING_BYTES * max_samples
+}
 
 /// One step on its way through a program.
 pub(crate) struct Run<'a> {
@@ -389,6 +400,7 @@ impl Run<'_> {
             return Ok(());
         }
         let parts = device.sample_parts.address();
+        let num_multiprocessors = device.gpu.properties.num_multiprocessors;
         let params = SampleParams {
             step: device.step.address(),
             logits: buffer.memory.address(),
@@ -398,8 +410,13 @@ impl Run<'_> {
             drawn: device.drawn.address(),
             results: device.results.address(),
             top: device.top.address(),
+            meetings: device.meetings.address() + BINS_BYTES as u64 * u64::from(num_multiprocessors),
+            bins: device.meetings.address(),
             vocab: buffer.cols as u32,
+            max_shared_rows: num_multiprocessors,
         };
+        // Blocks of a row wait for each other, so all of them must fit the device at once: two fit a multiprocessor.
+        let blocks_of_row = (2 * num_multiprocessors / self.shape.samples).clamp(1, SAMPLE_PARTS);
         // SAFETY: the struct is the kernels'; the arrays were made for the largest number of samples.
         unsafe {
             device.gpu.launch(
@@ -411,7 +428,7 @@ impl Run<'_> {
             )?;
             device.gpu.launch(
                 device.kernels.core().sample_choose,
-                (self.shape.samples, 1),
+                (blocks_of_row, self.shape.samples),
                 SAMPLE_THREADS,
                 0,
                 &params,

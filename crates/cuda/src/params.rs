@@ -224,5 +224,8 @@ pub(crate) struct SampleParams {
     pub(crate) drawn: Address,
     pub(crate) results: Address,
     pub(crate) top: Address,
+    pub(crate) meetings: Address,
+    pub(crate) bins: Address,
     pub(crate) vocab: u32,
+    pub(crate) max_shared_rows: u32,
 }

@@ -10,7 +10,9 @@ use baton_backend::{
 use crate::backend;
 use crate::table::Table;
 
-const ROWS: usize = 48;
+const ROWS: usize = 160;
+/// Rows of each step: one block a row, or up to 32.
+const STEPS: [usize; 7] = [48, 1, ROWS, 7, 100, 2, 48];
 const HIDDEN: usize = 64;
 
 struct Sampler {
@@ -66,12 +68,12 @@ fn check_vocabulary(vocab: usize, table: &mut Table) {
         logits: cuda.create_logits(ROWS, vocab).expect("creates"),
     };
     let (mut different, mut drawn, mut worst) = (0, 0, 0.0_f32);
-    for round in 0..6 {
-        let input = step(vocab, round, &mut random);
+    for (round, rows) in (0..).zip(STEPS) {
+        let input = step(vocab, round, rows, &mut random);
         cuda.submit(&input, &program).expect("the step starts");
         let mut got = StepOutput::default();
         cuda.collect(&mut got).expect("the step ends");
-        let logits = cuda.read_buffer(program.logits, ROWS).expect("logits");
+        let logits = cuda.read_buffer(program.logits, rows).expect("logits");
         let expected = on_host(&input, &logits, vocab);
         for (number, (a, b)) in expected.samples.iter().zip(&got.samples).enumerate() {
             drawn += 1;
@@ -94,7 +96,7 @@ fn check_vocabulary(vocab: usize, table: &mut Table) {
             }
         }
     }
-    let is_good = different == 0 && worst < 1e-5 && drawn == 6 * ROWS;
+    let is_good = different == 0 && worst < 1e-5 && drawn == STEPS.iter().sum::<usize>();
     table.line(
         &format!("sampling from {vocab} tokens"),
         is_good,
@@ -102,8 +104,8 @@ fn check_vocabulary(vocab: usize, table: &mut Table) {
     );
 }
 
-fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
-    let ids: Vec<u32> = (0..ROWS as u32).collect();
+fn step(vocab: usize, round: u32, rows: usize, random: &mut Random) -> StepInput {
+    let ids: Vec<u32> = (0..rows as u32).collect();
     let mut input = StepInput {
         token_ids: ids.clone(),
         positions: ids.clone(),
@@ -111,7 +113,7 @@ fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
         logit_rows: ids,
         ..StepInput::default()
     };
-    for row in 0..ROWS as u32 {
+    for row in 0..rows as u32 {
         let pick = |random: &mut Random, odds: usize| random.below(odds) == 0;
         let history_start = input.history.len() as u32;
         if pick(random, 3) {
@@ -142,7 +144,7 @@ fn step(vocab: usize, round: u32, random: &mut Random) -> StepInput {
         }
         let is_forced = pick(random, 10);
         input.samples.push(SampleRow {
-            logit_row: ROWS as u32 - 1 - row,
+            logit_row: rows as u32 - 1 - row,
             forced: is_forced.then(|| random.below(vocab) as u32),
             temperature: if pick(random, 4) { 0.0 } else { 0.3 + random.uniform() * 1.5 },
             top_k: if pick(random, 2) { 0 } else { 1 + random.below(60) as u32 },

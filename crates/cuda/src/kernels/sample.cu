@@ -2,9 +2,10 @@
 // probabilities are integers (2^40 for the most likely token), so that sums do not depend on who adds what.
 //
 // Two kernels. `sample_prepare` (many blocks a row) applies biases, penalties and the mask and finds each part's largest logit.
-// `sample_choose` (one block a row) is then done at once for a greedy row. For the others it finds the cut of top-k and
-// top-p by a radix search over the bits of the logits (four passes of 8 bits, counting tokens or adding weights), never a
-// sort, and draws with two passes in the order of the ids.
+// `sample_choose` is then done at once for a greedy row. For the others it finds the cut of top-k and top-p by a radix
+// search over the bits of the logits (four passes of 8 bits, counting tokens or adding weights), never a sort, and draws in
+// the order of the ids. With few rows several blocks share one: each takes a stretch of the vocabulary, and they meet after each
+// pass (`Row`). There are never more blocks than fit the device at once, so that all of them arrive.
 
 #define PARTS 32
 #define THREADS 512
@@ -21,7 +22,17 @@ struct SampleParams {
     u32* drawn;          // [samples], for the next step
     u32* results;        // [samples, RESULT_WORDS]: token, logprob, rank, number of top tokens, normaliser
     u32* top;            // [samples, MAX_TOP]: (token, logit)
-    u32 vocab;
+    struct Meeting* meetings; // [samples]
+    u64* bins;           // [shared rows, 3, 256]: of rows that have several blocks
+    u32 vocab, max_shared_rows;
+};
+
+// Where the blocks of a row leave what the others must know. Three of each, in turns: when one is written, all blocks are done
+// with the one before the last.
+struct Meeting {
+    u64 sums[3][PARTS];
+    u32 counts[3][PARTS];
+    u32 arrived, place, token, reserved;
 };
 
 __device__ __forceinline__ float clean(float x) {
@@ -115,6 +126,13 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
     u32 sample = blockIdx.y;
     if (sample >= p.step->num_samples) return;
     const SampleRow row = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[sample];
+    bool is_greedy = row.temperature <= 0.0f && row.forced == NONE && row.num_logprobs == NONE;
+    if (blockIdx.x == 0 && !is_greedy) {
+        u32* meeting = reinterpret_cast<u32*>(p.meetings + sample);
+        for (u32 i = threadIdx.x; i < sizeof(Meeting) / 4; i += 256) meeting[i] = 0;
+        if (gridDim.y <= p.max_shared_rows)
+            for (u32 i = threadIdx.x; i < 3 * 256; i += 256) p.bins[sample * 3 * 256 + i] = 0;
+    }
     const float* logits = p.logits + (u64)row.logit_row * p.vocab;
     u32 length = (p.vocab + PARTS - 1) / PARTS;
     u32 start = blockIdx.x * length, end = min(start + length, p.vocab);
@@ -165,13 +183,13 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
     p.part_best[sample * PARTS + blockIdx.x] = best;
 }
 
-// ---- The rest is one block of THREADS threads a row.
+// ---- The rest is some blocks of THREADS threads a row.
 
 struct Shared {
     u64 bins[256];
     u64 warps[WARPS];
     u32 warp_equals[WARPS];
-    u64 value;
+    u64 value, total;
     u32 choice;
 };
 
@@ -191,6 +209,56 @@ __device__ u64 block_sum_u64(u64 x, Shared& s) {
     return sum;
 }
 
+// The blocks of a row: this one's stretch of the vocabulary, and where they meet.
+struct Row {
+    Meeting* meeting;
+    u64 (*bins)[256]; // [3], in turns as well: what was read in the round before is cleared for the next
+    u32 start, end, block, num_blocks, round;
+
+    // All blocks have come here.
+    __device__ void meet() {
+        if (num_blocks > 1 && threadIdx.x < 256) bins[(round + 1) % 3][threadIdx.x] = 0;
+        round++;
+        __syncthreads();
+        if (num_blocks == 1) return;
+        if (threadIdx.x == 0) {
+            u32 arrived;
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&meeting->arrived) : "memory");
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(&meeting->arrived) : "memory");
+            } while (arrived < round * num_blocks);
+        }
+        __syncthreads();
+    }
+
+    // Calls `visit(id, logit)` for this block's tokens, in no order. Several are asked for at once.
+    template <class Visit>
+    __device__ __forceinline__ void for_all(const float* logits, Visit visit) const {
+        constexpr int AHEAD = 8;
+        for (u32 first = start + threadIdx.x; first < end; first += AHEAD * THREADS) {
+            float values[AHEAD];
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                values[j] = first + j * THREADS < end ? __ldcg(logits + first + j * THREADS) : 0.0f;
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (first + j * THREADS < end) visit(first + j * THREADS, clean(values[j]));
+        }
+    }
+
+    // Tells the others a sum and a count of this block; the arrays are theirs.
+    __device__ void tell(u64 sum, u32 count, const u64*& sums, const u32*& counts) {
+        u32 turn = round % 3;
+        if (threadIdx.x == 0) {
+            meeting->sums[turn][block] = sum;
+            meeting->counts[turn][block] = count;
+        }
+        sums = meeting->sums[turn];
+        counts = meeting->counts[turn];
+        meet();
+    }
+};
+
 // A set of the most likely tokens: those with a larger key, and the first `equals` (by id) of those with this one.
 struct Cut {
     u32 key;
@@ -206,47 +274,77 @@ struct Scale {
         float x = likelihood(logit, max, temperature);
         return fixed_point(x >= min_p ? x : 0.0f);
     }
+    __device__ __forceinline__ u64 weight_of_key(u32 key) const {
+        return weight(__uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key));
+    }
 };
 
-// The smallest set of best tokens whose count or weight reaches `needed` (at least one, at most what there is).
-// Tokens equal to the earlier cut's key have equal weights, so that it is enough to know how many of them count.
-__device__ Cut find_cut(const float* logits, u32 vocab, const Scale& scale, u64 needed, Shared& s) {
+// The bin in which the sum from the largest one down reaches `needed`, or the lowest, and the sum of those above it. By the
+// first warp; `share` of the sum of all is needed if it is not 0.
+__device__ void find_bin(u64 above, u64 needed, float share, Shared& s) {
+    u32 lane = threadIdx.x;
+    u64 own = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) own += s.bins[255 - lane * 8 - i];
+    u64 inclusive = own;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        u64 other = __shfl_up_sync(NONE, inclusive, distance);
+        if (lane >= distance) inclusive += other;
+    }
+    u64 total = __shfl_sync(NONE, inclusive, 31);
+    if (share != 0.0f) needed = max((u64)ceil(__dmul_rn((double)share, (double)total)), (u64)1);
+    u32 ballot = __ballot_sync(NONE, above + inclusive >= needed);
+    u32 found = ballot ? __ffs(ballot) - 1 : 31;
+    if (lane == found) {
+        u64 sum = above + inclusive - own;
+        u32 bin = 255 - lane * 8, last = bin - 7;
+        while (bin > last && sum + s.bins[bin] < needed) sum += s.bins[bin--];
+        s.choice = bin;
+        s.value = sum;
+    }
+    if (lane == 0) s.total = needed;
+}
+
+// The smallest set of best tokens whose count or weight reaches `needed`, or a share of all (at least one, at most what there
+// is). Tokens equal to the earlier cut's key have equal weights, so that it is enough to know how many of them count.
+__device__ Cut find_cut(const float* logits, Row& row, const Scale& scale, u64 needed, float share, Shared& s) {
     u32 prefix = 0, mask = 0;
     u64 above = 0; // of larger keys
     for (int shift = 24; shift >= 0; shift -= 8) {
         __syncthreads();
         if (threadIdx.x < 256) s.bins[threadIdx.x] = 0;
         __syncthreads();
-        for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
-            float logit = clean(logits[i]);
+        row.for_all(logits, [&](u32, float logit) {
             u32 key = key_of(logit);
-            if ((key & mask) != prefix || key < scale.within.key) continue;
-            u64 amount = scale.by_weight ? scale.weight(logit) : 1;
+            if ((key & mask) != prefix || key < scale.within.key) return;
             // Equals of the earlier cut are added once, below.
-            if (key == scale.within.key && scale.within.equals != NONE) continue;
+            if (key == scale.within.key && scale.within.equals != NONE) return;
+            u64 amount = scale.by_weight ? scale.weight(logit) : 1;
             if (amount) atomicAdd(&s.bins[key >> shift & 255], amount);
-        }
+        });
         __syncthreads();
-        if (threadIdx.x == 0) {
+        if (row.num_blocks > 1) {
+            u64* bins = row.bins[row.round % 3];
+            if (threadIdx.x < 256 && s.bins[threadIdx.x]) atomicAdd(bins + threadIdx.x, s.bins[threadIdx.x]);
+            row.meet();
+            if (threadIdx.x < 256) s.bins[threadIdx.x] = __ldcg(bins + threadIdx.x);
+            __syncthreads();
+        }
+        if (threadIdx.x < 32) {
             u32 tie = scale.within.key;
-            if (scale.within.equals != NONE && (tie & mask) == prefix) {
-                u32 bits = tie >> 31 ? tie & 0x7fffffffu : ~tie;
-                u64 amount = scale.by_weight ? scale.weight(__uint_as_float(bits)) : 1;
-                s.bins[tie >> shift & 255] += amount * scale.within.equals;
-            }
-            u64 sum = above;
-            int bin = 255;
-            while (bin > 0 && sum + s.bins[bin] < needed) sum += s.bins[bin--];
-            s.choice = (u32)bin;
-            s.value = sum;
+            if (threadIdx.x == 0 && scale.within.equals != NONE && (tie & mask) == prefix)
+                s.bins[tie >> shift & 255] += (scale.by_weight ? scale.weight_of_key(tie) : 1) * scale.within.equals;
+            __syncwarp();
+            find_bin(above, needed, shift == 24 ? share : 0.0f, s);
         }
         __syncthreads();
         above = s.value;
+        needed = s.total;
         prefix |= s.choice << shift;
         mask |= 255u << shift;
     }
-    u32 bits = prefix >> 31 ? prefix & 0x7fffffffu : ~prefix;
-    u64 each = scale.by_weight ? scale.weight(__uint_as_float(bits)) : 1;
+    u64 each = scale.by_weight ? scale.weight_of_key(prefix) : 1;
     u64 missing = needed > above ? needed - above : 0;
     u64 equals = each > 0 ? (missing + each - 1) / each : 1;
     Cut cut = {prefix, (u32)min(max(equals, (u64)1), (u64)0x7fffffff)};
@@ -254,83 +352,103 @@ __device__ Cut find_cut(const float* logits, u32 vocab, const Scale& scale, u64 
     return cut;
 }
 
-// Calls `visit(id, logit)` for the kept tokens of this warp's share of the vocabulary, 32 ids at a time in their order;
-// lanes without a kept token get is_kept = false. `equals_before` counts the cut's equals in front of this warp.
+// Calls `visit(id, logit, is_kept)` for this warp's share of the block's tokens, 32 ids at a time in their order, until one says
+// that it is enough. `equals_before` counts the cut's equals in front of this warp.
 template <class Visit>
-__device__ __forceinline__ void for_kept(const float* logits, u32 vocab, Cut cut, u32 equals_before, Visit visit) {
+__device__ __forceinline__ void for_kept(const float* logits, const Row& row, Cut cut, u32 equals_before, Visit visit) {
+    constexpr int AHEAD = 4;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 share = (vocab + WARPS - 1) / WARPS;
-    share = (share + 31) / 32 * 32;
-    u32 start = warp * share, end = min(start + share, vocab);
-    for (u32 first = start; first < end; first += 32) {
-        u32 id = first + lane;
-        float logit = id < end ? clean(logits[id]) : NEG_INF;
-        u32 key = key_of(logit);
-        bool is_equal = id < end && key == cut.key;
-        u32 ballot = __ballot_sync(NONE, is_equal);
-        u32 place = equals_before + __popc(ballot & ((1u << lane) - 1));
-        bool is_kept = id < end && (key > cut.key || (is_equal && place < cut.equals));
-        equals_before += __popc(ballot);
-        if (visit(id, logit, is_kept)) return;
+    u32 share = ((row.end - row.start + WARPS - 1) / WARPS + 31) / 32 * 32;
+    u32 start = row.start + warp * share, end = min(start + share, row.end);
+    for (u32 first = start; first < end; first += 32 * AHEAD) {
+        float values[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            u32 id = first + j * 32 + lane;
+            values[j] = id < end ? clean(__ldcg(logits + id)) : NEG_INF;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            u32 id = first + j * 32 + lane, key = key_of(values[j]);
+            bool is_equal = id < end && key == cut.key;
+            u32 ballot = __ballot_sync(NONE, is_equal);
+            u32 place = equals_before + __popc(ballot & ((1u << lane) - 1));
+            bool is_kept = id < end && (key > cut.key || (is_equal && place < cut.equals));
+            equals_before += __popc(ballot);
+            if (visit(id, values[j], is_kept)) return;
+        }
     }
 }
 
-// How many equals of the cut stand in front of each warp's share, in s.warp_equals.
-__device__ void count_equals(const float* logits, u32 vocab, Cut cut, Shared& s) {
+// How many equals of the cut stand in front of each warp's share, in s.warp_equals; `before` in front of the block.
+__device__ void count_equals(const float* logits, const Row& row, Cut cut, u32 before, Shared& s) {
     u32 count = 0;
     if (cut.key != 0)
-        for_kept(logits, vocab, cut, 0, [&](u32 id, float logit, bool) {
-            count += __popc(__ballot_sync(NONE, id < vocab && key_of(logit) == cut.key));
+        for_kept(logits, row, cut, 0, [&](u32 id, float logit, bool) {
+            count += __popc(__ballot_sync(NONE, id < row.end && key_of(logit) == cut.key));
             return false;
         });
     __syncthreads();
     if (threadIdx.x % 32 == 0) s.warp_equals[threadIdx.x / 32] = count;
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32 sum = 0;
         for (int i = 0; i < WARPS; i++) {
             u32 own = s.warp_equals[i];
-            s.warp_equals[i] = sum;
-            sum += own;
+            s.warp_equals[i] = before;
+            before += own;
         }
     }
     __syncthreads();
 }
 
-__device__ u32 draw(const float* logits, u32 vocab, float highest, const SampleRow& row, Shared& s) {
-    Scale scale = {highest, row.temperature, fminf(row.min_p, 1.0f), false, {0, NONE}};
+// True for the block that has drawn the token, which is then in s.choice.
+__device__ bool draw(const float* logits, Row& row, float highest, const SampleRow& sample, u32 vocab, Shared& s) {
+    Scale scale = {highest, sample.temperature, fminf(sample.min_p, 1.0f), false, {0, NONE}};
     Cut cut = {0, NONE}; // everything
-    if (row.top_k > 0 && row.top_k < vocab) cut = find_cut(logits, vocab, scale, row.top_k, s);
+    if (sample.top_k > 0 && sample.top_k < vocab) cut = find_cut(logits, row, scale, sample.top_k, 0.0f, s);
     scale.by_weight = true;
     scale.within = cut;
-    if (row.top_p < 1.0f) {
-        u64 sum = 0;
-        count_equals(logits, vocab, cut, s);
-        for_kept(logits, vocab, cut, s.warp_equals[threadIdx.x / 32], [&](u32, float logit, bool is_kept) {
-            if (is_kept) sum += scale.weight(logit);
-            return false;
-        });
-        u64 total = block_sum_u64(sum, s);
-        u64 needed = (u64)ceil(__dmul_rn((double)row.top_p, (double)total));
-        cut = find_cut(logits, vocab, scale, max(needed, (u64)1), s);
+    if (sample.top_p < 1.0f) cut = find_cut(logits, row, scale, 1, fmaxf(sample.top_p, 1e-38f), s);
+    // What each block has: the weights of larger keys, and how many equals.
+    u64 larger = 0, num_equals = 0;
+    row.for_all(logits, [&](u32, float logit) {
+        u32 key = key_of(logit);
+        if (key > cut.key) larger += scale.weight(logit);
+        num_equals += key == cut.key;
+    });
+    larger = block_sum_u64(larger, s);
+    num_equals = block_sum_u64(num_equals, s);
+    const u64* sums;
+    const u32* counts;
+    row.tell(larger, (u32)num_equals, sums, counts);
+    u64 each = scale.weight_of_key(cut.key), total = 0, before = 0, own = 0;
+    u32 equals_before = 0, own_equals_before = 0;
+    for (u32 i = 0; i < row.num_blocks; i++) {
+        u32 count = __ldcg(counts + i), kept = cut.equals > equals_before ? min(count, cut.equals - equals_before) : 0;
+        u64 sum = __ldcg(sums + i) + each * kept;
+        if (i == row.block) {
+            before = total;
+            own = sum;
+            own_equals_before = equals_before;
+        }
+        total += sum;
+        equals_before += count;
     }
-    count_equals(logits, vocab, cut, s);
+    u64 target = __umul64hi(random_bits(sample), total);
+    if (target < before || target >= before + own) return false;
+    count_equals(logits, row, cut, own_equals_before, s);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 equals_before = s.warp_equals[warp];
+    equals_before = s.warp_equals[warp];
     u64 sum = 0;
-    for_kept(logits, vocab, cut, equals_before, [&](u32, float logit, bool is_kept) {
+    for_kept(logits, row, cut, equals_before, [&](u32, float logit, bool is_kept) {
         if (is_kept) sum += scale.weight(logit);
         return false;
     });
-    u64 total = block_sum_u64(sum, s);
-    u64 target = __umul64hi(random_bits(row), total);
-    u64 before = 0;
+    block_sum_u64(sum, s);
     for (u32 i = 0; i < warp; i++) before += s.warps[i];
-    if (threadIdx.x == 0) s.choice = 0;
-    __syncthreads();
     if (before <= target && target < before + s.warps[warp]) {
         u64 running = before;
-        for_kept(logits, vocab, cut, equals_before, [&](u32 id, float logit, bool is_kept) {
+        for_kept(logits, row, cut, equals_before, [&](u32 id, float logit, bool is_kept) {
             u64 weight = is_kept ? scale.weight(logit) : 0;
             u64 inclusive = weight;
 #pragma unroll
@@ -348,52 +466,61 @@ __device__ u32 draw(const float* logits, u32 vocab, float highest, const SampleR
         });
     }
     __syncthreads();
-    return s.choice;
+    return true;
 }
 
 // The log-probability and rank of `token`, and the most likely tokens in no order, all from the raw logits.
-__device__ void score(const SampleParams& p, const SampleRow& row, u32 sample, u32 token, Shared& s) {
-    const float* logits = p.logits + (u64)row.logit_row * p.vocab;
-    u32 best = 0;
-    float max = NEG_INF;
-    for (u32 i = threadIdx.x; i < p.vocab; i += THREADS) keep_better(max, best, clean(logits[i]), i);
-    warp_best(max, best);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) s.warps[threadIdx.x / 32] = key_of(max);
-    __syncthreads();
+__device__ void score(const SampleParams& p, const SampleRow& sample, Row& row, u32 token, Shared& s) {
+    const float* logits = p.logits + (u64)sample.logit_row * p.vocab;
+    const u64* sums;
+    const u32* counts;
     u32 key = 0;
-    for (int i = 0; i < WARPS; i++) key = key > (u32)s.warps[i] ? key : (u32)s.warps[i];
-    max = __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+    row.for_all(logits, [&](u32, float logit) { key = max(key, key_of(logit)); });
+    key = __reduce_max_sync(NONE, key);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s.warps[threadIdx.x / 32] = key;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++) key = max(key, (u32)s.warps[i]);
+    row.tell(0, key, sums, counts);
+    for (u32 i = 0; i < row.num_blocks; i++) key = max(key, __ldcg(counts + i));
+    float highest = __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
     float own = token < p.vocab ? clean(logits[token]) : NEG_INF;
     u64 sum = 0, better = 0;
-    for (u32 i = threadIdx.x; i < p.vocab; i += THREADS) {
-        float logit = clean(logits[i]);
-        if (max != NEG_INF) sum += fixed_point(likelihood(logit, max, 1.0f));
+    row.for_all(logits, [&](u32, float logit) {
+        if (highest != NEG_INF) sum += fixed_point(likelihood(logit, highest, 1.0f));
         better += logit > own;
-    }
+    });
     sum = block_sum_u64(sum, s);
     better = block_sum_u64(better, s);
-    float normalizer = max;
-    if (max != NEG_INF) normalizer = (float)((double)max + log((double)sum / 1099511627776.0));
-    u32 count = row.num_logprobs == NONE ? 0 : min(min(row.num_logprobs, (u32)MAX_TOP), p.vocab);
-    if (threadIdx.x == 0) {
-        u32* result = p.results + RESULT_WORDS * sample;
+    row.tell(sum, (u32)better, sums, counts);
+    sum = better = 0;
+    for (u32 i = 0; i < row.num_blocks; i++) {
+        sum += __ldcg(sums + i);
+        better += __ldcg(counts + i);
+    }
+    float normalizer = highest;
+    if (highest != NEG_INF) normalizer = (float)((double)highest + log((double)sum / 1099511627776.0));
+    u32 count = sample.num_logprobs == NONE ? 0 : min(min(sample.num_logprobs, (u32)MAX_TOP), p.vocab);
+    if (row.block == 0 && threadIdx.x == 0) {
+        u32* result = p.results + RESULT_WORDS * blockIdx.y;
         result[1] = __float_as_uint(own == NEG_INF ? own : own - normalizer);
         result[2] = 1 + (u32)better;
         result[3] = count;
         result[4] = __float_as_uint(normalizer);
-        s.choice = 0;
     }
     if (count == 0) return;
-    Scale scale = {max, 1.0f, 0.0f, false, {0, NONE}};
-    Cut cut = find_cut(logits, p.vocab, scale, count, s);
-    count_equals(logits, p.vocab, cut, s);
-    if (threadIdx.x == 0) s.choice = 0;
-    __syncthreads();
-    u32* top = p.top + (u64)sample * MAX_TOP * 2;
-    for_kept(logits, p.vocab, cut, s.warp_equals[threadIdx.x / 32], [&](u32 id, float logit, bool is_kept) {
+    Scale scale = {highest, 1.0f, 0.0f, false, {0, NONE}};
+    Cut cut = find_cut(logits, row, scale, count, 0.0f, s);
+    u64 equals = 0;
+    row.for_all(logits, [&](u32, float logit) { equals += key_of(logit) == cut.key; });
+    row.tell(0, (u32)block_sum_u64(equals, s), sums, counts);
+    u32 equals_before = 0;
+    for (u32 i = 0; i < row.block; i++) equals_before += __ldcg(counts + i);
+    count_equals(logits, row, cut, equals_before, s);
+    u32* top = p.top + (u64)blockIdx.y * MAX_TOP * 2;
+    for_kept(logits, row, cut, s.warp_equals[threadIdx.x / 32], [&](u32 id, float logit, bool is_kept) {
         if (is_kept) {
-            u32 place = atomicAdd(&s.choice, 1);
+            u32 place = atomicAdd(&row.meeting->place, 1);
             if (place < count) {
                 top[2 * place] = id;
                 top[2 * place + 1] = __float_as_uint(logit);
@@ -403,31 +530,42 @@ __device__ void score(const SampleParams& p, const SampleRow& row, u32 sample, u
     });
 }
 
-KERNEL __launch_bounds__(THREADS, 1) sample_choose(const SampleParams p) {
+// blockIdx.x is the part of the row, blockIdx.y the sample.
+KERNEL __launch_bounds__(THREADS, 2) sample_choose(const SampleParams p) {
     __shared__ Shared s;
     allow_next();
     wait_for_previous();
-    u32 sample = blockIdx.x;
-    if (sample >= p.step->num_samples) return;
-    const SampleRow row = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[sample];
-    u32 token = row.forced;
+    u32 number = blockIdx.y;
+    if (number >= p.step->num_samples) return;
+    const SampleRow sample = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[number];
+    u32 share = ((p.vocab + gridDim.x - 1) / gridDim.x + 31) / 32 * 32;
+    u32 start = min(blockIdx.x * share, p.vocab);
+    auto bins = reinterpret_cast<u64(*)[256]>(p.bins + (gridDim.x > 1 ? number * 3 * 256 : 0));
+    Row row = {p.meetings + number, bins, start, min(start + share, p.vocab), blockIdx.x, gridDim.x, 0};
+    bool scores = sample.forced != NONE || sample.num_logprobs != NONE;
+    u32 token = sample.forced;
+    bool is_known = blockIdx.x == 0;
     if (token == NONE) {
-        float max = p.part_max[sample * PARTS + threadIdx.x % 32];
-        u32 best = p.part_best[sample * PARTS + threadIdx.x % 32];
+        float max = p.part_max[number * PARTS + threadIdx.x % 32];
+        u32 best = p.part_best[number * PARTS + threadIdx.x % 32];
         warp_best(max, best);
         token = best == NONE ? 0 : best;
-        if (row.temperature > 0.0f && max != NEG_INF) {
+        if (sample.temperature > 0.0f && max != NEG_INF) {
             const float* logits =
-                changes_logits(row) ? p.adjusted + (u64)sample * p.vocab : p.logits + (u64)row.logit_row * p.vocab;
-            token = draw(logits, p.vocab, max, row, s);
+                changes_logits(sample) ? p.adjusted + (u64)number * p.vocab : p.logits + (u64)sample.logit_row * p.vocab;
+            is_known = draw(logits, row, max, sample, p.vocab, s);
+            token = s.choice;
         }
     }
-    if (threadIdx.x == 0) {
-        p.drawn[sample] = token;
-        u32* result = p.results + RESULT_WORDS * sample;
+    // By the one block that knows it.
+    if (is_known && threadIdx.x == 0) {
+        p.drawn[number] = token;
+        u32* result = p.results + RESULT_WORDS * number;
         result[0] = token;
         result[1] = result[2] = result[3] = result[4] = 0;
+        row.meeting->token = token;
     }
-    __syncthreads();
-    if (row.forced != NONE || row.num_logprobs != NONE) score(p, row, sample, token, s);
+    if (!scores) return;
+    row.meet();
+    score(p, sample, row, __ldcg(&row.meeting->token), s);
 }
