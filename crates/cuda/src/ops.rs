@@ -27,9 +27,16 @@ const BINS_BYTES: usize = 3 * 256 * 8;
 /// What the blocks of a row tell each other beside that: three sums and counts for each part, and four words.
 const MEETING_BYTES: usize = 3 * SAMPLE_PARTS as usize * (8 + 4) + 16;
 
-/// The most rows that have several blocks come first, then what every row needs.
+/// Rows whose best tokens are listed, and bytes for each: the largest keys of stretches, and the list.
+const MAX_LISTED_ROWS: usize = 512;
+const STRETCHES_BYTES: usize = 256 * 4;
+const LIST_BYTES: usize = 512 * 8;
+
+/// What the most rows need that have several blocks comes first, then of those that have a list, then of every row.
 pub(crate) fn meeting_bytes(max_samples: usize, properties: &Properties) -> usize {
-    BINS_BYTES * properties.num_multiprocessors as usize + MEETING_BYTES * max_samples
+    BINS_BYTES * properties.num_multiprocessors as usize
+        + (STRETCHES_BYTES + LIST_BYTES) * MAX_LISTED_ROWS
+        + MEETING_BYTES * max_samples
 }
 
 /// One step on its way through a program.
@@ -401,6 +408,9 @@ impl Run<'_> {
         }
         let parts = device.sample_parts.address();
         let num_multiprocessors = device.gpu.properties.num_multiprocessors;
+        let bins = device.meetings.address();
+        let stretches = bins + BINS_BYTES as u64 * u64::from(num_multiprocessors);
+        let listed = stretches + (STRETCHES_BYTES * MAX_LISTED_ROWS) as u64;
         let params = SampleParams {
             step: device.step.address(),
             logits: buffer.memory.address(),
@@ -410,10 +420,13 @@ impl Run<'_> {
             drawn: device.drawn.address(),
             results: device.results.address(),
             top: device.top.address(),
-            meetings: device.meetings.address() + BINS_BYTES as u64 * u64::from(num_multiprocessors),
-            bins: device.meetings.address(),
+            meetings: listed + (LIST_BYTES * MAX_LISTED_ROWS) as u64,
+            bins,
+            stretches,
+            listed,
             vocab: buffer.cols as u32,
             max_shared_rows: num_multiprocessors,
+            max_listed_rows: MAX_LISTED_ROWS as u32,
         };
         // Blocks of a row wait for each other, so all of them must fit the device at once: two fit a multiprocessor.
         let blocks_of_row = (2 * num_multiprocessors / self.shape.samples).clamp(1, SAMPLE_PARTS);

@@ -226,6 +226,9 @@ pub(crate) struct SampleParams {
     pub(crate) top: Address,
     pub(crate) meetings: Address,
     pub(crate) bins: Address,
+    pub(crate) stretches: Address,
+    pub(crate) listed: Address,
     pub(crate) vocab: u32,
     pub(crate) max_shared_rows: u32,
+    pub(crate) max_listed_rows: u32,
 }

@@ -2,15 +2,21 @@
 // probabilities are integers (2^40 for the most likely token), so that sums do not depend on who adds what.
 //
 // Two kernels. `sample_prepare` (many blocks a row) applies biases, penalties and the mask and finds each part's largest logit.
-// `sample_choose` is then done at once for a greedy row. For the others it finds the cut of top-k and top-p by a radix
-// search over the bits of the logits (four passes of 8 bits, counting tokens or adding weights), never a sort, and draws in
-// the order of the ids. With few rows several blocks share one: each takes a stretch of the vocabulary, and they meet after each
-// pass (`Row`). There are never more blocks than fit the device at once, so that all of them arrive.
+// `sample_choose` is then done at once for a greedy row. With few rows several blocks share one: each takes a stretch of the
+// vocabulary, and they meet after each pass (`Row`). There are never more blocks than fit the device at once, so that all of
+// them arrive.
+//
+// Never a sort. With top-k or top-p one pass lists the best tokens: those that reach the n-th largest of 256 maxima of as many
+// stretches, of which there must be n at least. What is kept of a short list is found by comparing each with each. Where a
+// list would be too long, or is too short for top-p, the cut is found by a radix search over the bits of the logits (four
+// passes of 8 bits, counting tokens or adding weights), and two more passes draw in the order of the ids.
 
 #define PARTS 32
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define MAX_TOP 512
+#define MAX_LISTED 512
+#define STRETCHES 256
 #define RESULT_WORDS 5
 
 struct SampleParams {
@@ -24,7 +30,9 @@ struct SampleParams {
     u32* top;            // [samples, MAX_TOP]: (token, logit)
     struct Meeting* meetings; // [samples]
     u64* bins;           // [shared rows, 3, 256]: of rows that have several blocks
-    u32 vocab, max_shared_rows;
+    u32* stretches;      // [listed rows, STRETCHES]: the key of each one's largest logit
+    uint2* listed;       // [listed rows, MAX_LISTED]: token, logit
+    u32 vocab, max_shared_rows, max_listed_rows;
 };
 
 // Where the blocks of a row leave what the others must know. Three of each, in turns: when one is written, all blocks are done
@@ -32,7 +40,7 @@ struct SampleParams {
 struct Meeting {
     u64 sums[3][PARTS];
     u32 counts[3][PARTS];
-    u32 arrived, place, token, reserved;
+    u32 arrived, place, token, num_listed;
 };
 
 __device__ __forceinline__ float clean(float x) {
@@ -173,6 +181,8 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
         if (is_allowed(p, row, i)) keep_better(max, best, clean(logits[i]), i);
     warp_best(max, best);
     if (threadIdx.x % 32 == 0) {
+        if (sample < p.max_listed_rows && !is_greedy)
+            p.stretches[sample * STRETCHES + blockIdx.x * 8 + threadIdx.x / 32] = key_of(max);
         shared_max[threadIdx.x / 32] = max;
         shared_best[threadIdx.x / 32] = best;
     }
@@ -191,11 +201,24 @@ struct Shared {
     u32 warp_equals[WARPS];
     u64 value, total;
     u32 choice;
+    u64 weights[MAX_LISTED];
+    u32 keys[MAX_LISTED], ids[MAX_LISTED];
 };
 
 __device__ __forceinline__ u64 warp_sum_u64(u64 x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(NONE, x, distance);
+    return x;
+}
+
+// The sum of this lane's and those before it.
+template <class T>
+__device__ __forceinline__ T scan(T x) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        T other = __shfl_up_sync(NONE, x, distance);
+        if (threadIdx.x % 32 >= distance) x += other;
+    }
     return x;
 }
 
@@ -246,16 +269,16 @@ struct Row {
         }
     }
 
-    // Tells the others a sum and a count of this block; the arrays are theirs.
-    __device__ void tell(u64 sum, u32 count, const u64*& sums, const u32*& counts) {
-        u32 turn = round % 3;
+    // Tells the others a sum and a count of this block. Each lane gets those of one block.
+    __device__ void tell(u64& sum, u32& count) {
+        u32 turn = round % 3, lane = threadIdx.x % 32;
         if (threadIdx.x == 0) {
             meeting->sums[turn][block] = sum;
             meeting->counts[turn][block] = count;
         }
-        sums = meeting->sums[turn];
-        counts = meeting->counts[turn];
         meet();
+        sum = lane < num_blocks ? __ldcg(&meeting->sums[turn][lane]) : 0;
+        count = lane < num_blocks ? __ldcg(&meeting->counts[turn][lane]) : 0;
     }
 };
 
@@ -286,12 +309,7 @@ __device__ void find_bin(u64 above, u64 needed, float share, Shared& s) {
     u64 own = 0;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) own += s.bins[255 - lane * 8 - i];
-    u64 inclusive = own;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        u64 other = __shfl_up_sync(NONE, inclusive, distance);
-        if (lane >= distance) inclusive += other;
-    }
+    u64 inclusive = scan(own);
     u64 total = __shfl_sync(NONE, inclusive, 31);
     if (share != 0.0f) needed = max((u64)ceil(__dmul_rn((double)share, (double)total)), (u64)1);
     u32 ballot = __ballot_sync(NONE, above + inclusive >= needed);
@@ -304,6 +322,16 @@ __device__ void find_bin(u64 above, u64 needed, float share, Shared& s) {
         s.value = sum;
     }
     if (lane == 0) s.total = needed;
+}
+
+// Lanes with the same bin add up first: most logits have the same first bits. Amounts have at most 41 bits.
+__device__ __forceinline__ void add_to_bin(u64* bins, u32 bin, u64 amount) {
+    u32 peers = __match_any_sync(__activemask(), bin);
+    u64 sum = 0;
+#pragma unroll
+    for (int shift = 28; shift >= 0; shift -= 14)
+        sum = (sum << 14) + __reduce_add_sync(peers, (u32)(amount >> shift) & (shift == 28 ? NONE : 0x3fffu));
+    if (threadIdx.x % 32 == __ffs(peers) - 1) atomicAdd(bins + bin, sum);
 }
 
 // The smallest set of best tokens whose count or weight reaches `needed`, or a share of all (at least one, at most what there
@@ -321,7 +349,7 @@ __device__ Cut find_cut(const float* logits, Row& row, const Scale& scale, u64 n
             // Equals of the earlier cut are added once, below.
             if (key == scale.within.key && scale.within.equals != NONE) return;
             u64 amount = scale.by_weight ? scale.weight(logit) : 1;
-            if (amount) atomicAdd(&s.bins[key >> shift & 255], amount);
+            if (amount) add_to_bin(s.bins, key >> shift & 255, amount);
         });
         __syncthreads();
         if (row.num_blocks > 1) {
@@ -401,11 +429,87 @@ __device__ void count_equals(const float* logits, const Row& row, Cut cut, u32 b
     __syncthreads();
 }
 
+enum Outcome { MINE, OTHERS, UNKNOWN };
+
+// Draws from a list of the best tokens, if all that is kept is in it; by the first block.
+__device__ Outcome draw_listed(
+    const float* logits, Row& row, const Scale& scale, const SampleRow& sample, const SampleParams& p, Shared& s) {
+    u32 number = blockIdx.y, thread = threadIdx.x;
+    bool has_top_k = sample.top_k > 0 && sample.top_k < p.vocab;
+    u32 rank = has_top_k ? sample.top_k : STRETCHES * 11 / 16;
+    if (rank > STRETCHES * 3 / 4 || number >= p.max_listed_rows || (!has_top_k && sample.top_p >= 1.0f)) return UNKNOWN;
+    // The threshold: so many are as good.
+    if (thread < STRETCHES) s.keys[thread] = p.stretches[number * STRETCHES + thread];
+    __syncthreads();
+    if (thread < STRETCHES) {
+        u32 own = s.keys[thread], better = 0;
+        for (u32 i = 0; i < STRETCHES; i++) better += s.keys[i] > own || (s.keys[i] == own && i < thread);
+        if (better == rank - 1) s.choice = own;
+    }
+    __syncthreads();
+    u32 threshold = s.choice;
+    u64 total = 0;
+    uint2* listed = p.listed + number * MAX_LISTED;
+    row.for_all(logits, [&](u32 id, float logit) {
+        if (!has_top_k) total += scale.weight(logit);
+        if (key_of(logit) < threshold || logit == NEG_INF) return;
+        u32 place = atomicAdd(&row.meeting->num_listed, 1);
+        if (place < MAX_LISTED) listed[place] = make_uint2(id, __float_as_uint(logit));
+    });
+    if (!has_top_k) total = block_sum_u64(total, s);
+    u32 count = 0;
+    row.tell(total, count);
+    total = warp_sum_u64(total);
+    count = __ldcg(&row.meeting->num_listed);
+    if (count > MAX_LISTED) return UNKNOWN;
+    // Each block looks at the list, so that all come to the same end.
+    u64 weight = 0, better_weight = 0;
+    u32 key = 0, id = NONE, better = 0;
+    if (thread < count) {
+        uint2 entry = __ldcg(listed + thread);
+        id = entry.x;
+        key = key_of(__uint_as_float(entry.y));
+        weight = scale.weight(__uint_as_float(entry.y));
+    }
+    s.keys[thread] = key;
+    s.ids[thread] = id;
+    s.weights[thread] = weight;
+    __syncthreads();
+    if (thread < count)
+        for (u32 i = 0; i < count; i++)
+            if (s.keys[i] > key || (s.keys[i] == key && s.ids[i] < id)) {
+                better++;
+                better_weight += s.weights[i];
+            }
+    bool is_kept = thread < count && (!has_top_k || better < sample.top_k);
+    u64 here = block_sum_u64(is_kept ? weight : 0, s);
+    if (has_top_k) total = here;
+    if (sample.top_p < 1.0f) {
+        u64 needed = max((u64)ceil(__dmul_rn((double)sample.top_p, (double)total)), (u64)1);
+        if (here < needed) return UNKNOWN;
+        is_kept = is_kept && better_weight < needed;
+        here = block_sum_u64(is_kept ? weight : 0, s);
+    }
+    if (row.block != 0) return OTHERS;
+    u64 target = __umul64hi(random_bits(sample), here), before = 0;
+    __syncthreads();
+    if (!is_kept) s.weights[thread] = 0;
+    __syncthreads();
+    if (is_kept) {
+        for (u32 i = 0; i < count; i++) before += s.ids[i] < id ? s.weights[i] : 0;
+        if (before <= target && target < before + weight) s.choice = id;
+    }
+    __syncthreads();
+    return MINE;
+}
+
 // True for the block that has drawn the token, which is then in s.choice.
-__device__ bool draw(const float* logits, Row& row, float highest, const SampleRow& sample, u32 vocab, Shared& s) {
+__device__ bool draw(const float* logits, Row& row, float highest, const SampleRow& sample, const SampleParams& p, Shared& s) {
     Scale scale = {highest, sample.temperature, fminf(sample.min_p, 1.0f), false, {0, NONE}};
+    Outcome outcome = draw_listed(logits, row, scale, sample, p, s);
+    if (outcome != UNKNOWN) return outcome == MINE;
     Cut cut = {0, NONE}; // everything
-    if (sample.top_k > 0 && sample.top_k < vocab) cut = find_cut(logits, row, scale, sample.top_k, 0.0f, s);
+    if (sample.top_k > 0 && sample.top_k < p.vocab) cut = find_cut(logits, row, scale, sample.top_k, 0.0f, s);
     scale.by_weight = true;
     scale.within = cut;
     if (sample.top_p < 1.0f) cut = find_cut(logits, row, scale, 1, fmaxf(sample.top_p, 1e-38f), s);
@@ -417,27 +521,18 @@ __device__ bool draw(const float* logits, Row& row, float highest, const SampleR
         num_equals += key == cut.key;
     });
     larger = block_sum_u64(larger, s);
-    num_equals = block_sum_u64(num_equals, s);
-    const u64* sums;
-    const u32* counts;
-    row.tell(larger, (u32)num_equals, sums, counts);
-    u64 each = scale.weight_of_key(cut.key), total = 0, before = 0, own = 0;
-    u32 equals_before = 0, own_equals_before = 0;
-    for (u32 i = 0; i < row.num_blocks; i++) {
-        u32 count = __ldcg(counts + i), kept = cut.equals > equals_before ? min(count, cut.equals - equals_before) : 0;
-        u64 sum = __ldcg(sums + i) + each * kept;
-        if (i == row.block) {
-            before = total;
-            own = sum;
-            own_equals_before = equals_before;
-        }
-        total += sum;
-        equals_before += count;
-    }
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = (u32)block_sum_u64(num_equals, s);
+    row.tell(larger, count);
+    // In each lane of one block: how many equals stand in front of it, what it keeps, and what all keep up to it.
+    u32 equals_before = scan(count) - count;
+    u32 kept = cut.equals > equals_before ? min(count, cut.equals - equals_before) : 0;
+    u64 own = larger + scale.weight_of_key(cut.key) * kept, up_to = scan(own);
+    u64 total = __shfl_sync(NONE, up_to, 31), before = __shfl_sync(NONE, up_to - own, row.block);
+    own = __shfl_sync(NONE, own, row.block);
+    equals_before = __shfl_sync(NONE, equals_before, row.block);
     u64 target = __umul64hi(random_bits(sample), total);
     if (target < before || target >= before + own) return false;
-    count_equals(logits, row, cut, own_equals_before, s);
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    count_equals(logits, row, cut, equals_before, s);
     equals_before = s.warp_equals[warp];
     u64 sum = 0;
     for_kept(logits, row, cut, equals_before, [&](u32, float logit, bool is_kept) {
@@ -450,12 +545,7 @@ __device__ bool draw(const float* logits, Row& row, float highest, const SampleR
         u64 running = before;
         for_kept(logits, row, cut, equals_before, [&](u32 id, float logit, bool is_kept) {
             u64 weight = is_kept ? scale.weight(logit) : 0;
-            u64 inclusive = weight;
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-                u64 other = __shfl_up_sync(NONE, inclusive, distance);
-                if (lane >= distance) inclusive += other;
-            }
+            u64 inclusive = scan(weight);
             u32 ballot = __ballot_sync(NONE, running + inclusive > target);
             if (ballot) {
                 if (lane == __ffs(ballot) - 1) s.choice = id;
@@ -472,8 +562,7 @@ __device__ bool draw(const float* logits, Row& row, float highest, const SampleR
 // The log-probability and rank of `token`, and the most likely tokens in no order, all from the raw logits.
 __device__ void score(const SampleParams& p, const SampleRow& sample, Row& row, u32 token, Shared& s) {
     const float* logits = p.logits + (u64)sample.logit_row * p.vocab;
-    const u64* sums;
-    const u32* counts;
+    u64 sum = 0, better = 0, equals = 0;
     u32 key = 0;
     row.for_all(logits, [&](u32, float logit) { key = max(key, key_of(logit)); });
     key = __reduce_max_sync(NONE, key);
@@ -481,23 +570,20 @@ __device__ void score(const SampleParams& p, const SampleRow& sample, Row& row, 
     if (threadIdx.x % 32 == 0) s.warps[threadIdx.x / 32] = key;
     __syncthreads();
     for (int i = 0; i < WARPS; i++) key = max(key, (u32)s.warps[i]);
-    row.tell(0, key, sums, counts);
-    for (u32 i = 0; i < row.num_blocks; i++) key = max(key, __ldcg(counts + i));
+    row.tell(sum, key);
+    key = __reduce_max_sync(NONE, key);
     float highest = __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
     float own = token < p.vocab ? clean(logits[token]) : NEG_INF;
-    u64 sum = 0, better = 0;
+    sum = 0;
     row.for_all(logits, [&](u32, float logit) {
         if (highest != NEG_INF) sum += fixed_point(likelihood(logit, highest, 1.0f));
         better += logit > own;
     });
     sum = block_sum_u64(sum, s);
-    better = block_sum_u64(better, s);
-    row.tell(sum, (u32)better, sums, counts);
-    sum = better = 0;
-    for (u32 i = 0; i < row.num_blocks; i++) {
-        sum += __ldcg(sums + i);
-        better += __ldcg(counts + i);
-    }
+    u32 number = (u32)block_sum_u64(better, s);
+    row.tell(sum, number);
+    sum = warp_sum_u64(sum);
+    better = __reduce_add_sync(NONE, number);
     float normalizer = highest;
     if (highest != NEG_INF) normalizer = (float)((double)highest + log((double)sum / 1099511627776.0));
     u32 count = sample.num_logprobs == NONE ? 0 : min(min(sample.num_logprobs, (u32)MAX_TOP), p.vocab);
@@ -511,12 +597,10 @@ __device__ void score(const SampleParams& p, const SampleRow& sample, Row& row, 
     if (count == 0) return;
     Scale scale = {highest, 1.0f, 0.0f, false, {0, NONE}};
     Cut cut = find_cut(logits, row, scale, count, 0.0f, s);
-    u64 equals = 0;
     row.for_all(logits, [&](u32, float logit) { equals += key_of(logit) == cut.key; });
-    row.tell(0, (u32)block_sum_u64(equals, s), sums, counts);
-    u32 equals_before = 0;
-    for (u32 i = 0; i < row.block; i++) equals_before += __ldcg(counts + i);
-    count_equals(logits, row, cut, equals_before, s);
+    number = (u32)block_sum_u64(equals, s);
+    row.tell(sum, number);
+    count_equals(logits, row, cut, __shfl_sync(NONE, scan(number) - number, row.block), s);
     u32* top = p.top + (u64)blockIdx.y * MAX_TOP * 2;
     for_kept(logits, row, cut, s.warp_equals[threadIdx.x / 32], [&](u32 id, float logit, bool is_kept) {
         if (is_kept) {
@@ -553,7 +637,7 @@ KERNEL __launch_bounds__(THREADS, 2) sample_choose(const SampleParams p) {
         if (sample.temperature > 0.0f && max != NEG_INF) {
             const float* logits =
                 changes_logits(sample) ? p.adjusted + (u64)number * p.vocab : p.logits + (u64)sample.logit_row * p.vocab;
-            is_known = draw(logits, row, max, sample, p.vocab, s);
+            is_known = draw(logits, row, max, sample, p, s);
             token = s.choice;
         }
     }
