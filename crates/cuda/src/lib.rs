@@ -9,9 +9,10 @@
 //! launches is replayed; the drawn tokens stay on the device for the next step and are copied to pinned memory for the
 //! host. Two steps may be in flight.
 //!
-//! Activations are bf16, the residual stream included; sums, norms, scores and logits are f32. Weights keep their format:
-//! for few rows our own kernels read them as they are (bf16 on tensor cores, fused with norms, rotary embedding and
-//! activations), larger products go to cuBLASLt, which gets what is not bf16 converted piece by piece.
+//! Activations are bf16, the residual stream included; sums, norms, scores and logits are f32. Weights are bf16, or quantised
+//! and packed for the tensor cores ([`layout`]); rare formats keep that of their file. For few rows our own kernels read them
+//! (bf16 fused with norms, rotary embedding and activations), larger products go to cuBLASLt, which gets what is not bf16
+//! converted piece by piece.
 //!
 //! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile`, `gemm` and `ranges`.
 
