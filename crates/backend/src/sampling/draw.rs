@@ -10,6 +10,7 @@ use super::{Candidate, random_bits};
 use crate::SampleRow;
 
 /// The lowest id of those with the largest logit, and that logit; 0 and −∞ if all are −∞.
+#[inline(always)]
 pub(super) fn most_likely(logits: &[f32]) -> (TokenId, f32) {
     let max = largest(logits);
     let first = logits.iter().position(|logit| clean(*logit) == max);
@@ -17,6 +18,7 @@ pub(super) fn most_likely(logits: &[f32]) -> (TokenId, f32) {
 }
 
 /// `max` is the largest clean logit and finite; the temperature is above 0.
+#[inline(always)]
 pub(super) fn draw(logits: &[f32], max: f32, row: &SampleRow, candidates: &mut Vec<Candidate>) -> TokenId {
     let top_k = row.top_k as usize;
     let has_top_k = top_k > 0 && top_k < logits.len();
@@ -60,6 +62,7 @@ pub(super) fn draw(logits: &[f32], max: f32, row: &SampleRow, candidates: &mut V
 ///
 /// The buffer may hold twice as many; when it is full, the better half stays, and its worst is what later tokens must
 /// beat. Later tokens have higher ids, so that those equal to it lose.
+#[inline(always)]
 pub(super) fn keep_best(logits: &[f32], count: usize, into: &mut Vec<Candidate>) {
     into.clear();
     if count == 0 {
@@ -90,12 +93,27 @@ pub(super) fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 /// All tokens of at least this weight.
+#[inline(always)]
 fn collect(logits: &[f32], weight_of: impl Fn(f32) -> u64, lightest: u64, into: &mut Vec<Candidate>) {
+    // Chunks without one are passed over, which vectors can find out.
+    const CHUNK: usize = 64;
     into.clear();
-    into.extend((0..).zip(logits).filter_map(|(token_id, raw)| {
-        let weight = weight_of(*raw);
-        (weight >= lightest).then_some(Candidate { logit: clean(*raw), token_id, weight })
-    }));
+    let mut weights = [0; CHUNK];
+    for (number, chunk) in logits.chunks(CHUNK).enumerate() {
+        for (weight, logit) in weights.iter_mut().zip(chunk) {
+            *weight = weight_of(*logit);
+        }
+        let weights = &weights[..chunk.len()];
+        if weights.iter().fold(0, |most, weight| most.max(*weight)) < lightest {
+            continue;
+        }
+        for (i, (&weight, logit)) in weights.iter().zip(chunk).enumerate() {
+            if weight >= lightest {
+                let token_id = (number * CHUNK + i) as TokenId;
+                into.push(Candidate { logit: clean(*logit), token_id, weight });
+            }
+        }
+    }
 }
 
 /// `random / 2^64 · total`, rounded down.
@@ -103,11 +121,13 @@ fn scale_down(random: u64, total: u64) -> u64 {
     ((u128::from(random) * u128::from(total)) >> 64) as u64
 }
 
+#[inline(always)]
 fn total_weight(candidates: &[Candidate]) -> u64 {
     candidates.iter().map(|candidate| candidate.weight).sum()
 }
 
 /// The first token whose cumulative weight exceeds `target`, which is below the total.
+#[inline(always)]
 fn first_exceeding(logits: &[f32], weight_of: impl Fn(f32) -> u64, target: u64) -> TokenId {
     // Whole chunks are passed over by their sums, which vectors can add.
     const CHUNK: usize = 256;

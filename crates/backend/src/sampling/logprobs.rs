@@ -7,6 +7,7 @@ use super::draw::{best_first, keep_best};
 use super::weight::{ONE, clean, largest, weight};
 
 /// `ln Σ exp(logit)`; −∞ where every logit is. The sum is of fixed-point weights, so its order does not matter.
+#[inline(always)]
 pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
     let max = largest(logits);
     if max == f32::NEG_INFINITY {
@@ -18,6 +19,7 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f32 {
 
 /// The log-probability of a token and its rank: 1 + how many are strictly more likely. A token beyond the vocabulary
 /// cannot occur.
+#[inline(always)]
 pub(super) fn score(logits: &[f32], normalizer: f32, token_id: TokenId) -> TokenLogprob {
     let own = logits.get(token_id as usize).map_or(f32::NEG_INFINITY, |logit| clean(*logit));
     let better = logits.iter().filter(|logit| clean(**logit) > own).count();
@@ -25,6 +27,7 @@ pub(super) fn score(logits: &[f32], normalizer: f32, token_id: TokenId) -> Token
 }
 
 /// Appends the `count` most likely tokens, best first, of equals the lowest id first.
+#[inline(always)]
 pub(super) fn push_most_likely(
     logits: &[f32],
     normalizer: f32,

@@ -18,6 +18,9 @@
 //! Broken logits never panic: NaN counts as −∞ and +∞ as the largest finite number. If nothing at all is left (every
 //! logit is −∞), the token is the first that the mask allows, without a mask 0.
 //!
+//! All that goes over the vocabulary is inlined into [`sample_row`], so that a caller that is compiled for wide vectors has
+//! it compiled for them. Nothing is fused, so that the bits are the same.
+//!
 //! Not here: which rows are sampled, and on which thread. Rows share nothing, so a backend may sample them in parallel
 //! and gather the results in order with [`push_sampled`].
 
@@ -64,6 +67,7 @@ struct Candidate {
 ///
 /// `lists` are the parts of the step's arrays that `row` points at; ids beyond the vocabulary are passed over. The most likely tokens are appended to `top`, and `Sampled::top` is their range in it. A forced token is
 /// always scored; for a drawn one `num_logprobs` says whether.
+#[inline(always)]
 pub fn sample_row(
     logits: &[f32],
     row: &SampleRow,
@@ -91,6 +95,7 @@ pub fn push_sampled(output: &mut StepOutput, sampled: &Sampled, tops: &[TokenLog
     output.samples.push(Sampled { chosen: sampled.chosen, top: start..output.top.len() as u32 });
 }
 
+#[inline(always)]
 fn choose(logits: &[f32], row: &SampleRow, lists: &RowLists<'_>, scratch: &mut SampleScratch) -> TokenId {
     let SampleScratch { adjusted, candidates } = scratch;
     let logits = if adjust::changes_nothing(row, lists) {

@@ -8,14 +8,14 @@
 pub const ONE: u64 = 1 << 40;
 
 /// [`likelihood`] as a multiple of 2^-40, rounded to the nearest (even of two).
-#[inline]
+#[inline(always)]
 pub fn weight(logit: f32, max: f32, temperature: f32) -> u64 {
     fixed_point(likelihood(logit, max, temperature))
 }
 
 /// `exp((logit − max) / temperature)`: how likely a token is, relative to the most likely one. 0 below exp(−28), where
 /// hardly anything is left of 40 bits. `max` is finite and no smaller than `logit`.
-#[inline]
+#[inline(always)]
 pub fn likelihood(logit: f32, max: f32, temperature: f32) -> f32 {
     let exponent = (clean(logit) - max) / temperature;
     // Written so that NaN (−∞ / ∞) is below.
@@ -25,19 +25,20 @@ pub fn likelihood(logit: f32, max: f32, temperature: f32) -> f32 {
 }
 
 /// For 0 ≤ value ≤ 1. Adding 2^52 leaves the integer in the low bits, which vectors can do where a cast cannot.
-#[inline]
+#[inline(always)]
 pub(super) fn fixed_point(value: f32) -> u64 {
     const TO_INTEGER: f64 = (1_u64 << 52) as f64;
     (f64::from(value) * ONE as f64 + TO_INTEGER).to_bits() - TO_INTEGER.to_bits()
 }
 
 /// A logit that can be compared and subtracted: no NaN, no +∞, and no −0 (which would sort below 0).
-#[inline]
+#[inline(always)]
 pub(super) fn clean(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { (logit + 0.0).min(f32::MAX) }
 }
 
 /// The largest clean logit; −∞ if there is none.
+#[inline(always)]
 pub(super) fn largest(logits: &[f32]) -> f32 {
     // Sixteen running maxima, for vectors; a comparison with NaN is false and keeps the other.
     let mut maxima = [f32::NEG_INFINITY; 16];
@@ -58,7 +59,7 @@ pub(super) fn largest(logits: &[f32]) -> f32 {
 /// For −28 ≤ x ≤ 0, within 2 · 10⁻⁷ of the value; exactly 1 at 0.
 ///
 /// x = n · ln 2 + r with |r| ≤ ln 2 / 2, then exp(r) by its Taylor series and 2ⁿ by the exponent bits.
-#[inline]
+#[inline(always)]
 fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 leaves the nearest integer in the low bits.
     const TO_INTEGER: f32 = 12_582_912.0;

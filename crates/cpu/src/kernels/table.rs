@@ -3,7 +3,9 @@
 //! The macro wraps every generic kernel in a function that carries the target features, into which the kernel and the
 //! vector operations are inlined.
 
-use baton_backend::{Activation, KvDtype, RopeStyle, WeightFormat};
+use baton_backend::sampling::{SampleScratch, sample_row};
+use baton_backend::{Activation, KvDtype, RopeStyle, RowLists, SampleRow, Sampled, WeightFormat};
+use baton_core::TokenLogprob;
 
 use super::attention::{AttentionArgs, MergeArgs};
 use super::gemm::PanelKernel;
@@ -11,6 +13,10 @@ use super::peak::{PeakKernel, ReadKernel};
 use super::rows::{Epilogue, NormArgs};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
+
+/// [`sample_row`].
+pub type SampleKernel =
+    unsafe fn(&[f32], &SampleRow, RowLists<'_>, &mut SampleScratch, &mut Vec<TokenLogprob>) -> Sampled;
 
 /// One instruction set's kernels.
 ///
@@ -43,6 +49,7 @@ pub struct Kernels {
     pub split: Option<SplitKernels>,
     /// `(x, len, quants, stride, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
+    pub sample: SampleKernel,
 }
 
 /// Products with rows that were split in two bf16 before, for matrices that were packed for it: see
@@ -207,6 +214,17 @@ macro_rules! table {
                 int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
             }
 
+            $(#[target_feature(enable = $features)])?
+            unsafe fn sample(
+                logits: &[f32],
+                row: &SampleRow,
+                lists: RowLists<'_>,
+                scratch: &mut SampleScratch,
+                top: &mut Vec<TokenLogprob>,
+            ) -> Sampled {
+                sample_row(logits, row, lists, scratch, top)
+            }
+
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
                 panels: [
@@ -236,6 +254,7 @@ macro_rules! table {
                 rotate_head,
                 write_f16,
                 write_int8,
+                sample,
                 peak_dot,
                 peak_fma,
                 peak_read,

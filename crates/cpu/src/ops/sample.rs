@@ -1,7 +1,7 @@
-//! Draws the step's samples, one row of logits a unit, with the host's sampler.
+//! Draws the step's samples, one row of logits a unit, with the host's sampler, compiled for each instruction set.
 
 use baton_backend::BufferId;
-use baton_backend::sampling::{push_sampled, sample_row};
+use baton_backend::sampling::push_sampled;
 
 use super::{OpResult, Step, require};
 use crate::buffers::Shared;
@@ -28,16 +28,18 @@ impl Step<'_> {
         // SAFETY: a worker uses its own sampler and the draws of the units it took.
         let shared = unsafe { Shared::new((scratch.samplers.as_mut_ptr(), scratch.draws.as_mut_ptr())) };
         let units = Units::new(input.samples.len());
+        let sample = self.backend.kernels.sample;
         self.backend.pool.run(&|worker| {
             let (samplers, draws) = *shared.get();
             while let Some(unit) = units.take() {
                 let row = &input.samples[unit];
                 let lists = input.lists_of(row);
-                // SAFETY: there is one sampler a worker and one draw a unit; the row of logits is only read.
+                // SAFETY: there is one sampler a worker and one draw a unit; the row of logits is only read. The processor has the
+                // kernel's instructions.
                 unsafe {
                     let values = std::slice::from_raw_parts(logits.row(row.logit_row as usize), logits.cols);
                     let sampler = &mut *samplers.add(worker.index);
-                    let sampled = sample_row(values, row, lists, &mut sampler.scratch, &mut sampler.top);
+                    let sampled = sample(values, row, lists, &mut sampler.scratch, &mut sampler.top);
                     *draws.add(unit) = Some(Draw { sampled, worker: worker.index });
                 }
             }
