@@ -1,8 +1,44 @@
-//! Weights and numbers for tests of this and other crates: seeded, the same on every platform.
+//! Weights, numbers and programs for tests and measurements of this and other crates: seeded, the same on every platform.
 
 use half::f16;
 
-use crate::{SharedBytes, Tensor, WeightFormat};
+use crate::{
+    Attention, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, Program, Qkv, SharedBytes, Tensor,
+    WeightFormat,
+};
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Embed(Embed),
+    Norm(NormOp),
+    Linear(Linear),
+    Gated(GatedLinear),
+    Qkv(Qkv),
+    Attention(Attention),
+    Logits(Logits),
+    Sample(BufferId),
+}
+
+/// A program that is a list.
+#[derive(Clone, Debug)]
+pub struct List(pub Vec<Op>);
+
+impl Program for List {
+    fn run(&self, ops: &mut dyn Ops) {
+        for op in &self.0 {
+            match op {
+                Op::Embed(op) => ops.embed(op),
+                Op::Norm(op) => ops.norm(op),
+                Op::Linear(op) => ops.linear(op),
+                Op::Gated(op) => ops.gated_linear(op),
+                Op::Qkv(op) => ops.qkv(op),
+                Op::Attention(op) => ops.attention(op),
+                Op::Logits(op) => ops.logits(op),
+                Op::Sample(logits) => ops.sample(*logits),
+            }
+        }
+    }
+}
 
 /// A small generator (SplitMix64). Not for sampling tokens: that is [`crate::sampling`].
 #[derive(Clone, Debug)]

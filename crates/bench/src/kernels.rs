@@ -7,10 +7,10 @@
 
 use std::time::Instant;
 
-use baton_backend::testing::{Random, random_row};
+use baton_backend::testing::{List, Op, Random, random_row};
 use baton_backend::{
-    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Ops, Program, SampleRow,
-    SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
+    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Program, SampleRow, SharedBytes,
+    StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use indicatif::ProgressBar;
 
@@ -212,28 +212,6 @@ pub fn kernels(
     Ok(result)
 }
 
-enum Op {
-    Linear(Linear),
-    Gated(GatedLinear),
-}
-
-struct Products {
-    embed: Embed,
-    ops: Vec<Op>,
-}
-
-impl Program for Products {
-    fn run(&self, ops: &mut dyn Ops) {
-        ops.embed(&self.embed);
-        for op in &self.ops {
-            match op {
-                Op::Linear(op) => ops.linear(op),
-                Op::Gated(op) => ops.gated_linear(op),
-            }
-        }
-    }
-}
-
 fn measure(
     mut backend: Box<dyn Backend>,
     format: WeightFormat,
@@ -274,14 +252,17 @@ fn measure(
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let weight_bytes = backend.weight_bytes() as f64;
-    let program = |weights: &[WeightId]| Products { embed, ops: weights.iter().map(op).collect() };
+    let program =
+        |weights: &[WeightId]| List([Op::Embed(embed)].into_iter().chain(weights.iter().map(op)).collect());
     // A few are enough where arithmetic is the limit.
-    let (all, few) = (program(&weights), program(&weights[..copies.min(4)]));
+    let num_few = copies.min(4);
+    let (all, few) = (program(&weights), program(&weights[..num_few]));
     let decode_s = seconds(&mut *backend, &all, 1, sizes)?;
     let mut gmac_per_s = Vec::with_capacity(sizes.rows().len());
     for &num_rows in sizes.rows() {
-        let program = if num_rows <= sizes.max_reading_rows() { &all } else { &few };
-        let macs = (program.ops.len() * rows * cols * num_rows) as f64;
+        let reads = num_rows <= sizes.max_reading_rows();
+        let (program, count) = if reads { (&all, copies) } else { (&few, num_few) };
+        let macs = (count * rows * cols * num_rows) as f64;
         gmac_per_s.push(macs / seconds(&mut *backend, program, num_rows, sizes)? / 1e9);
     }
     let decode_gb_per_s = weight_bytes / decode_s / 1e9;
@@ -291,7 +272,7 @@ fn measure(
 /// Seconds of one run of the program with this many rows.
 fn seconds(
     backend: &mut dyn Backend,
-    program: &Products,
+    program: &List,
     num_rows: usize,
     sizes: KernelSizes,
 ) -> Result<f64, BackendError> {

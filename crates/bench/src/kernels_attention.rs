@@ -1,11 +1,10 @@
 //! The attention part of `baton bench kernels`: a prompt, limited by arithmetic, and a decode at the end of it, limited by
 //! reading the cache. Layers are as many as it takes for the cache to be larger than the processor's own.
 
-use baton_backend::testing::Random;
+use baton_backend::testing::{List, Op, Random};
 use baton_backend::{
-    Attention, AttentionPlan, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, Ops,
-    PlannerOptions, Program, Qkv, SequenceQueries, StepInput, StepLimits, Tensor, WeightUse, choose_split,
-    plan_attention,
+    Attention, AttentionPlan, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, PlannerOptions,
+    Qkv, SequenceQueries, StepInput, StepLimits, Tensor, WeightUse, choose_split, plan_attention,
 };
 
 use crate::kernels::{KernelSizes, step_seconds};
@@ -69,28 +68,6 @@ pub struct AttentionFigures {
     pub prompt_gmac_per_s: Option<f64>,
 }
 
-enum Op {
-    Qkv(Qkv),
-    Attention(Attention),
-}
-
-struct Layers {
-    embed: Embed,
-    ops: Vec<Op>,
-}
-
-impl Program for Layers {
-    fn run(&self, ops: &mut dyn Ops) {
-        ops.embed(&self.embed);
-        for op in &self.ops {
-            match op {
-                Op::Qkv(op) => ops.qkv(op),
-                Op::Attention(op) => ops.attention(op),
-            }
-        }
-    }
-}
-
 pub(crate) fn measure(
     mut backend: Box<dyn Backend>,
     case: &AttentionCase,
@@ -137,7 +114,7 @@ pub(crate) fn measure(
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let num_layers = spec.layers.len();
-    let program = |ops: Vec<Op>| Layers { embed, ops };
+    let program = |ops: Vec<Op>| List([vec![Op::Embed(embed)], ops].concat());
     let cut = Cut { block_size: spec.block_size, num_kv_heads, units: device.attention_units };
     let mut prompt_gmac_per_s = None;
     if num_seqs == 1 {
@@ -207,7 +184,7 @@ fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
 /// The shortest of some runs.
 fn seconds(
     backend: &mut dyn Backend,
-    program: &Layers,
+    program: &List,
     input: &StepInput,
     runs: usize,
 ) -> Result<f64, BackendError> {

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use baton_backend::testing::Random;
+use baton_backend::testing::{List, Op, Random, random_row};
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Logits, Norm, NormKind,
-    NormOp, Ops, Program, SampleRow, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
+    Backend, BackendError, BlockCopy, Embed, KvDtype, KvLayerSpec, KvSpec, Logits, Norm, NormKind, NormOp,
+    SampleRow, SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
 };
 
 use crate::kernels::{KernelSizes, Open, step_seconds};
@@ -59,28 +59,6 @@ impl Sizes {
                 layers: 32,
                 layer: KvLayerSpec { num_kv_heads: 8, head_dim: 128 },
             },
-        }
-    }
-}
-
-enum Op {
-    Embed(Embed),
-    Norm(NormOp),
-    Logits(Logits),
-    Sample(BufferId),
-}
-
-struct List(Vec<Op>);
-
-impl Program for List {
-    fn run(&self, ops: &mut dyn Ops) {
-        for op in &self.0 {
-            match op {
-                Op::Embed(op) => ops.embed(op),
-                Op::Norm(op) => ops.norm(op),
-                Op::Logits(op) => ops.logits(op),
-                Op::Sample(logits) => ops.sample(*logits),
-            }
         }
     }
 }
@@ -153,8 +131,8 @@ fn rows(
 }
 
 fn random_bf16(rows: usize, cols: usize, random: &mut Random) -> Tensor {
-    let bytes = baton_backend::testing::random_row(WeightFormat::BF16, cols, 1.0, random).repeat(rows);
-    let bytes = baton_backend::SharedBytes::from_vec(bytes);
+    let bytes = random_row(WeightFormat::BF16, cols, 1.0, random).repeat(rows);
+    let bytes = SharedBytes::from_vec(bytes);
     Tensor::new(WeightFormat::BF16, rows, cols, bytes).expect("as many bytes as the shape says")
 }
 

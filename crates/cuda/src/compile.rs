@@ -16,6 +16,7 @@ use crate::layout::packed_bits;
 const COMMON: &str = include_str!("kernels/common.cuh");
 const HOPPER: &str = include_str!("kernels/hopper.cuh");
 const BASIC: &str = include_str!("kernels/basic.cu");
+const WEIGHTS: &str = include_str!("kernels/weights.cuh");
 const PRODUCT: &str = include_str!("kernels/product.cu");
 const PACKED: &str = include_str!("kernels/packed.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
@@ -93,8 +94,8 @@ impl Unit {
     fn source(self) -> String {
         let parts: &[&str] = match self {
             Self::Basic => &[COMMON, BASIC],
-            Self::Product(_) => &[COMMON, PRODUCT],
-            Self::Packed { .. } => &[COMMON, PACKED],
+            Self::Product(_) => &[COMMON, WEIGHTS, PRODUCT],
+            Self::Packed { .. } => &[COMMON, WEIGHTS, PACKED],
             Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]

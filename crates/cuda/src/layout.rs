@@ -49,7 +49,7 @@ pub(crate) fn packed_bits(format: WeightFormat) -> u32 {
     }
 }
 
-/// As in `packed.cu`: the values, and scales with or without minima.
+/// As in `weights.cuh`: the values, and scales with or without minima.
 pub(crate) fn record_bytes(bits: u32) -> usize {
     let scales = if bits == 8 { 64 } else { 128 };
     TILE_ROWS * RECORD_COLS * bits as usize / 8 + scales

@@ -2,43 +2,11 @@
 #![allow(dead_code)]
 
 use baton_backend::testing::Random;
+pub use baton_backend::testing::{List, Op};
 use baton_backend::{
-    Attention, Backend, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, Program,
-    Qkv, StepInput, StepLimits, StepOutput, Tensor, WeightId, WeightUse,
+    Backend, BackendError, BufferId, StepInput, StepLimits, StepOutput, Tensor, WeightId, WeightUse,
 };
 use baton_cpu::{CpuBackend, CpuOptions, Isa};
-
-#[derive(Clone, Debug)]
-pub enum Op {
-    Embed(Embed),
-    Norm(NormOp),
-    Linear(Linear),
-    Gated(GatedLinear),
-    Qkv(Qkv),
-    Attention(Attention),
-    Logits(Logits),
-    Sample(BufferId),
-}
-
-/// A program that is a list.
-pub struct List(pub Vec<Op>);
-
-impl Program for List {
-    fn run(&self, ops: &mut dyn Ops) {
-        for op in &self.0 {
-            match op {
-                Op::Embed(op) => ops.embed(op),
-                Op::Norm(op) => ops.norm(op),
-                Op::Linear(op) => ops.linear(op),
-                Op::Gated(op) => ops.gated_linear(op),
-                Op::Qkv(op) => ops.qkv(op),
-                Op::Attention(op) => ops.attention(op),
-                Op::Logits(op) => ops.logits(op),
-                Op::Sample(logits) => ops.sample(*logits),
-            }
-        }
-    }
-}
 
 /// Every path that this machine has.
 pub fn paths() -> Vec<Isa> {

@@ -1,11 +1,10 @@
 //! Every op on random data, on the device and on the reference backend.
 
-use baton_backend::testing::{Random, random_tensor};
+use baton_backend::testing::{List, Op, Random, random_tensor};
 use baton_backend::{
     Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
-    NormKind, NormOp, Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle,
-    SequenceQueries, SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
-    plan_attention,
+    NormKind, NormOp, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries,
+    SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
 };
 
 use baton_cuda::{CudaBackend, CudaOptions};
@@ -14,32 +13,6 @@ use crate::backend;
 use crate::table::Table;
 
 const MAX_TOKENS: usize = 160;
-
-enum Op {
-    Embed(Embed),
-    Norm(NormOp),
-    Linear(Linear),
-    Gated(GatedLinear),
-    Qkv(Qkv),
-    Attention(Attention),
-}
-
-struct List(Vec<Op>);
-
-impl Program for List {
-    fn run(&self, ops: &mut dyn Ops) {
-        for op in &self.0 {
-            match op {
-                Op::Embed(op) => ops.embed(op),
-                Op::Norm(op) => ops.norm(op),
-                Op::Linear(op) => ops.linear(op),
-                Op::Gated(op) => ops.gated_linear(op),
-                Op::Qkv(op) => ops.qkv(op),
-                Op::Attention(op) => ops.attention(op),
-            }
-        }
-    }
-}
 
 fn limits() -> StepLimits {
     StepLimits {

@@ -15,10 +15,7 @@
 // and the activations come through shared memory, in a ring of each warp's own: on their way from the second cache they would
 // keep a warp waiting.
 
-#define RECORD (BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088)
-#define HIGH 512 // where the bits above the low four begin
-#define SCALES (BITS == 8 ? RECORD - 64 : RECORD - 128)
-
+__device__ constexpr u32 HIGH = HIGH_BITS, RECORD = record_bytes(BITS), SCALES = scales_start(BITS);
 __device__ constexpr bool HAS_MINIMA = BITS <= 5;
 
 // Bytes of the activations in a stage of the ring: of 64 columns.
@@ -357,28 +354,15 @@ __device__ __forceinline__ void store(bf16* row, u32 group, u32 part, const floa
     }
 }
 
-struct EmbedParams {
-    const StepHeader* step;
-    const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
-    const u8* weight;
-    u64 tile_bytes;
-    bf16* output;     // [tokens, cols]
-    u32 first_row, num_rows, cols; // which tokens this part of the weight holds
-    float scale;
-};
-
-// One block a token. The top bit of a token id says that it is the number of a sample of the step before.
+// One block a token.
 KERNEL __launch_bounds__(128) packed_embed(const EmbedParams p) {
     allow_next();
     wait_for_previous();
-    if (blockIdx.x >= p.step->num_tokens) return;
-    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
-    if (token >> 31) token = p.drawn[token & 0x7fffffffu];
-    if (token < p.first_row || token - p.first_row >= p.num_rows) return;
-    u32 row = token - p.first_row;
+    u32 row;
+    if (!embedded_row(p, row)) return;
     for (u32 i = threadIdx.x; i < p.cols / 8; i += 128) {
         float v[8];
-        decode(p.weight + row / 16 * p.tile_bytes, row % 16, i / 4, i % 4, v);
+        decode(p.weight + row / 16 * p.unit_bytes, row % 16, i / 4, i % 4, v);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= p.scale;
         store(p.output + (u64)blockIdx.x * p.cols, i / 4, i % 4, v);

@@ -140,25 +140,13 @@ struct Chunk {
 };
 #endif
 
-struct EmbedParams {
-    const StepHeader* step;
-    const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
-    const u8* weight; // [num_rows, cols]
-    u64 row_bytes;
-    bf16* output;     // [tokens, cols]
-    u32 first_row, num_rows, cols; // which tokens this part of the weight holds
-    float scale;
-};
-
-// One block a token. The top bit of a token id says that it is the number of a sample of the step before.
+// One block a token.
 KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
     allow_next();
     wait_for_previous();
-    if (blockIdx.x >= p.step->num_tokens) return;
-    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
-    if (token >> 31) token = p.drawn[token & 0x7fffffffu];
-    if (token < p.first_row || token - p.first_row >= p.num_rows) return;
-    const u8* row = p.weight + (u64)(token - p.first_row) * p.row_bytes;
+    u32 number;
+    if (!embedded_row(p, number)) return;
+    const u8* row = p.weight + (u64)number * p.unit_bytes;
     for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
         Chunk chunk;
         float v[8];
@@ -356,8 +344,7 @@ struct PackParams {
 
 // One block a row; a thread makes the eight values that a lane takes at a time.
 KERNEL __launch_bounds__(128) pack(const PackParams p) {
-    constexpr u32 BITS = PACKED_BITS, HIGH = 512, RECORD = BITS == 4 ? 640 : BITS == 5 ? 768 : BITS == 6 ? 896 : 1088;
-    constexpr u32 SCALES = BITS == 8 ? RECORD - 64 : RECORD - 128;
+    constexpr u32 BITS = PACKED_BITS, HIGH = HIGH_BITS, RECORD = record_bytes(BITS), SCALES = scales_start(BITS);
     allow_next();
     wait_for_previous();
     const u8* source = p.source + blockIdx.x * p.row_bytes;
