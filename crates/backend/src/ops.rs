@@ -45,6 +45,16 @@ pub enum BackendError {
     Device { cause: String },
 }
 
+/// How exactly a device computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Activations are rounded to what is fastest: to bf16 on a GPU, to 8 bits beside quantised weights on a CPU.
+    #[default]
+    Fast,
+    /// Everything is f32, so that devices differ by the order of their sums alone.
+    Full,
+}
+
 /// What the device is, for logs and the memory plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {

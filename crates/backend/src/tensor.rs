@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
+use crate::quant::dequantize_row;
 use crate::{RandomFill, WeightFormat};
 
 /// A range of bytes owned by something else, such as a memory-mapped file.
@@ -158,6 +159,22 @@ impl Tensor {
     pub fn row(&self, row: usize) -> &[u8] {
         let len = self.bytes.len() / self.rows;
         &self.bytes()[row * len..(row + 1) * len]
+    }
+
+    /// The same values as f32, or an error if that is more than can be addressed.
+    pub fn to_f32(&self) -> Result<Self, TensorError> {
+        if self.format == WeightFormat::F32 {
+            return Ok(self.clone());
+        }
+        let (rows, cols, format) = (self.rows, self.cols, WeightFormat::F32);
+        let row_bytes = format.row_bytes(cols).filter(|bytes| bytes.checked_mul(rows).is_some());
+        let row_bytes = row_bytes.ok_or(TensorError::TooLarge { format, rows, cols })?;
+        let (mut bytes, mut values) = (Vec::with_capacity(row_bytes * rows), vec![0.0_f32; cols]);
+        for row in 0..rows {
+            dequantize_row(self.format, self.row(row), &mut values);
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        Self::new(format, rows, cols, SharedBytes::from_vec(bytes))
     }
 
     /// Rows `range` as a tensor of their own, sharing the bytes.

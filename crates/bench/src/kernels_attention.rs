@@ -80,7 +80,7 @@ pub(crate) fn measure(
     let one = KvSpec { layers: vec![layer], dtype: kv_dtype, block_size: device.block_size };
     let layer_bytes = one.bytes_per_token() * context * num_seqs;
     let spec =
-        KvSpec { layers: vec![layer; (sizes.total_bytes() / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
+        KvSpec { layers: vec![layer; (sizes.cache_bytes() / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
     backend.check_kv_spec(&spec)?;
     let max_tokens = if num_seqs == 1 { context } else { num_seqs };
     backend.set_limits(&StepLimits {

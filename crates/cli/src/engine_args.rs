@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use baton_backend::{DeviceInfo, KvDtype, WeightFormat};
+use baton_backend::{DeviceInfo, KvDtype, Precision, WeightFormat};
 use baton_engine::EngineConfig;
 use baton_kv::EvictionPolicy;
 use baton_model::LoadFormat;
@@ -33,7 +33,8 @@ pub struct EngineArgs {
     /// How the weights are read
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub load_format: LoadFormatArg,
-    /// Format of the weights; they are used as they are stored, so anything but auto is only a check
+    /// float32 computes without rounding, so that every device gives the same tokens, but slowly; weights are used as they
+    /// are stored, so all else but auto is only a check of their format
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub dtype: String,
     /// The longest sequence, prompt and output together; without it, what the model was made for and memory allows
@@ -172,7 +173,7 @@ impl EngineArgs {
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             max_model_len: self.max_model_len,
             block_size: cache.block_size,
-            kv_dtype: kv_dtype(cache.kv_cache_dtype, defaults.kv_dtype),
+            kv_dtype: kv_dtype(cache.kv_cache_dtype, self.default_kv_dtype()),
             kv_cache_memory: cache.kv_cache_memory,
             swap_space: cache.swap_space.unwrap_or(defaults.swap_space),
             gpu_memory_utilization: cache.gpu_memory_utilization.unwrap_or(defaults.gpu_memory_utilization),
@@ -202,6 +203,21 @@ impl EngineArgs {
             config.max_num_seqs = self.max_num_seqs.unwrap_or(GPU_SEQS);
             let tokens = GPU_STEP_TOKENS.max(config.max_num_seqs);
             config.max_num_batched_tokens = self.max_num_batched_tokens.unwrap_or(tokens);
+        }
+    }
+
+    /// `--dtype float32`.
+    pub fn precision(&self) -> Precision {
+        match parse_dtype(&self.dtype) {
+            Ok(Some(WeightFormat::F32)) => Precision::Full,
+            _ => Precision::Fast,
+        }
+    }
+
+    fn default_kv_dtype(&self) -> KvDtype {
+        match self.precision() {
+            Precision::Fast => EngineConfig::default().kv_dtype,
+            Precision::Full => KvDtype::F32,
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use baton_backend::{Backend, MockBackend, MockOptions};
+use baton_backend::{Backend, MockBackend, MockOptions, WeightFormat};
 use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions, Machine};
 use baton_cuda::{CudaBackend, CudaOptions};
@@ -41,10 +41,11 @@ impl Session {
         let started = Instant::now();
         let files = ModelFiles::open(&found.path, args.load_format(&found.path))?;
         let dtype = files.config().dtype;
-        if let Some(wanted) = wanted_dtype.filter(|&wanted| wanted != dtype) {
+        let is_other = |wanted: WeightFormat| wanted != dtype && wanted != WeightFormat::F32;
+        if let Some(wanted) = wanted_dtype.filter(|&wanted| is_other(wanted)) {
             return Err(hinted(
                 format!("--dtype {wanted} is asked for, but the weights are {dtype}"),
-                "weights are used as they are stored: leave --dtype out, or take a file of that format",
+                "weights are used as they are stored: leave --dtype out, take a file of that format, or compute in float32",
             ));
         }
         let text = TextModel::new(found.name, &files)?;
@@ -73,7 +74,12 @@ pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
     let threads = args.threads.unwrap_or(all);
     // Threads for all cores are bound to them, so that each finds its weights on its own NUMA node. Fewer are the system's
     // to place: two servers must not meet on the same cores.
-    let options = CpuOptions { threads: Some(threads), pin: threads == all, ..CpuOptions::default() };
+    let options = CpuOptions {
+        threads: Some(threads),
+        pin: threads == all,
+        precision: args.precision(),
+        ..CpuOptions::default()
+    };
     Ok(Box::new(CpuBackend::new(options)?))
 }
 
@@ -85,7 +91,8 @@ pub fn cuda_options(args: &EngineArgs) -> Option<CudaOptions> {
         DeviceArg::Auto if CudaBackend::probe().is_ok() => 0,
         DeviceArg::Auto | DeviceArg::Cpu => return None,
     };
-    Some(CudaOptions { ordinal, enforce_eager: args.enforce_eager, ..CudaOptions::default() })
+    let (enforce_eager, precision) = (args.enforce_eager, args.precision());
+    Some(CudaOptions { ordinal, enforce_eager, precision, ..CudaOptions::default() })
 }
 
 /// A model's configuration without its engine, for the calculator.

@@ -39,7 +39,8 @@ struct Path {
 
 impl Path {
     fn new(isa: Isa, threads: usize, weight: &Tensor, table: &Tensor) -> Result<Self, BackendError> {
-        let options = CpuOptions { threads: Some(threads), isa: Some(isa), pin: threads > 1 };
+        let options =
+            CpuOptions { threads: Some(threads), isa: Some(isa), pin: threads > 1, ..CpuOptions::default() };
         let mut backend = CpuBackend::new(options)?;
         backend.set_limits(&StepLimits {
             max_tokens: MAX_TOKENS,

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use baton_backend::{
-    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RopeId, RopeSpec, StepInput,
-    StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RopeId, RopeSpec,
+    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use baton_core::TokenId;
 
@@ -37,6 +37,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Binds each worker thread to a core, where there are enough of them.
     pub pin: bool,
+    /// [`Precision::Full`] unpacks weights to f32 when they are loaded.
+    pub precision: Precision,
 }
 
 /// A table of rotary frequencies and the angles of the step.
@@ -61,6 +63,7 @@ pub struct CpuBackend {
     pub(crate) buffers: Vec<Buffer>,
     pub(crate) kv: Option<KvCache>,
     pub(crate) scratch: Scratch,
+    precision: Precision,
     limits: Option<StepLimits>,
     /// The step's tokens, with those of the step before filled in.
     pub(crate) token_ids: Vec<TokenId>,
@@ -89,6 +92,7 @@ impl CpuBackend {
             buffers: Vec::new(),
             kv: None,
             scratch: Scratch::new(num_threads)?,
+            precision: options.precision,
             limits: None,
             token_ids: Vec::new(),
             previous_samples: Vec::new(),
@@ -150,7 +154,7 @@ impl Backend for CpuBackend {
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
         let id = WeightId(Self::handle(self.weights.len(), "weights")?);
-        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), &self.pool)?;
+        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), self.precision, &self.pool)?;
         if let Some(packed) = &weight.packed {
             self.scratch.add_weight(weight.cols, packed.has_floats)?;
         }

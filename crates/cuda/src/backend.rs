@@ -4,26 +4,26 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use baton_backend::{
-    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RandomFill, RopeId, RopeSpec,
-    RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId,
+    WeightUse,
 };
 use half::bf16;
 
 use crate::clock::StepClock;
-use crate::compile::{HEAD_DIMS, TILED_CACHES};
 use crate::gated::MIN_BUSY;
 use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
-use crate::layout::TILE_ROWS;
-use crate::ops::{Run, meeting_bytes};
+use crate::layout::{TILE_ROWS, activation_format};
+use crate::ops::{Run, meeting_bytes, unsupported};
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::probe::{Missing, probe};
 use crate::products::MAX_PRODUCT_ROWS;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::{Staging, Weight, fill};
 
@@ -54,6 +54,8 @@ pub struct CudaOptions {
     /// Gated products of bf16 weights that keep at least so much of the device busy, in percent, are one kernel of our own with
     /// their activation.
     pub gated_min_busy: usize,
+    /// [`Precision::Full`] takes no tensor cores and is many times slower.
+    pub precision: Precision,
     /// All products of bf16 weights are cuBLASLt's, whatever the other options say: to compare with.
     pub library_products: bool,
 }
@@ -70,6 +72,7 @@ impl Default for CudaOptions {
             partial_bytes: 256 << 20,
             skinny_rows: SKINNY_ROWS,
             gated_min_busy: MIN_BUSY,
+            precision: Precision::Fast,
             library_products: false,
         }
     }
@@ -132,6 +135,12 @@ pub(crate) struct Device {
     pub(crate) gpu: Gpu,
 }
 
+impl Device {
+    pub(crate) fn activation_bytes(&self) -> usize {
+        activation_format(self.kernels.precision()).block_bytes()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Rope {
     pub(crate) inv_freq: DeviceMemory,
@@ -145,8 +154,8 @@ pub(crate) struct Buffer {
     pub(crate) memory: DeviceMemory,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Logits are f32, all else is bf16.
-    pub(crate) is_f32: bool,
+    /// f32; all else is as the precision wants it.
+    pub(crate) is_logits: bool,
 }
 
 /// The host's side of a step in flight.
@@ -162,10 +171,6 @@ struct Slot {
 struct InFlight {
     slot: usize,
     num_samples: usize,
-}
-
-fn unsupported(what: impl Into<String>) -> BackendError {
-    BackendError::Unsupported { what: what.into() }
 }
 
 impl CudaBackend {
@@ -185,9 +190,10 @@ impl CudaBackend {
         }
         // Compiling takes longest and needs nothing of the device.
         let cache_dir = options.cache_dir;
-        let kernels = Kernels::new(&properties, cache_dir.clone());
+        let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
-        let gemm = Gemm::new(&gpu, cache_dir.as_deref())?;
+        let gemm = Gemm::new(&gpu, options.precision, cache_dir.as_deref())?;
+        let is_plain = options.library_products || options.precision == Precision::Full;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
             weights: Vec::new(),
@@ -201,8 +207,8 @@ impl CudaBackend {
             converted: nothing()?,
             partials: nothing()?,
             arrivals: nothing()?,
-            skinny_rows: if options.library_products { 0 } else { options.skinny_rows },
-            gated_min_busy: if options.library_products { usize::MAX } else { options.gated_min_busy },
+            skinny_rows: if is_plain { 0 } else { options.skinny_rows },
+            gated_min_busy: if is_plain { usize::MAX } else { options.gated_min_busy },
             small_bf16_rows: if options.library_products { 0 } else { MAX_PRODUCT_ROWS },
             adjusted: nothing()?,
             sample_parts: nothing()?,
@@ -239,11 +245,12 @@ impl CudaBackend {
         let Some(limits) = self.limits else { return Ok(()) };
         let (rows, cols) = self.widest_linear;
         let max_rows = limits.max_tokens.max(limits.max_logit_rows);
+        let element = self.device.activation_bytes();
         let Device { gpu, normed, projected, converted, .. } = &mut self.device;
         for (memory, bytes) in [
-            (normed, max_rows * cols * 2),
-            (projected, limits.max_tokens * rows * 2),
-            (converted, self.largest_converted.min(MAX_CONVERTED.max(TILE_ROWS * cols)) * 2),
+            (normed, max_rows * cols * element),
+            (projected, limits.max_tokens * rows * element),
+            (converted, self.largest_converted.min(MAX_CONVERTED.max(TILE_ROWS * cols)) * element),
         ] {
             if memory.bytes() < bytes {
                 *memory = gpu.allocate(0, "nothing")?;
@@ -276,12 +283,13 @@ impl CudaBackend {
         }
     }
 
-    fn new_buffer(&mut self, rows: usize, cols: usize, is_f32: bool) -> Result<BufferId, BackendError> {
+    fn new_buffer(&mut self, rows: usize, cols: usize, is_logits: bool) -> Result<BufferId, BackendError> {
         let what = format!("a buffer of {rows} x {cols}");
-        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(if is_f32 { 4 } else { 2 }));
+        let element = if is_logits { 4 } else { self.device.activation_bytes() };
+        let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(element));
         let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
         let memory = self.device.gpu.allocate(bytes, &what)?;
-        self.device.buffers.push(Buffer { memory, rows, cols, is_f32 });
+        self.device.buffers.push(Buffer { memory, rows, cols, is_logits });
         Ok(BufferId(self.device.buffers.len() as u32 - 1))
     }
 
@@ -370,7 +378,7 @@ impl CudaBackend {
     /// Random values where products read, because a device is faster on zeros.
     fn fill_activations(&self) -> Result<(), BackendError> {
         let Device { gpu, kernels, buffers, normed, .. } = &self.device;
-        let activations = buffers.iter().filter(|buffer| !buffer.is_f32).map(|buffer| &buffer.memory);
+        let activations = buffers.iter().filter(|buffer| !buffer.is_logits).map(|buffer| &buffer.memory);
         for memory in activations.chain([normed]) {
             fill(gpu, kernels, memory, RandomFill { seed: memory.address(), largest: 1.0 })?;
         }
@@ -383,16 +391,10 @@ impl CudaBackend {
     }
 }
 
-/// For profilers: what kind of step it is, and how large.
-fn step_name(input: &StepInput) -> String {
-    let (tokens, samples) = (input.num_tokens(), input.samples.len());
-    let moved = input.swap_out.len() + input.swap_in.len() + input.copies.len();
-    format!("{}: {tokens} tokens, {samples} samples, {moved} blocks moved", input.kind().name())
-}
-
 impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
-        self.device.gpu.properties.info(self.device.gpu.free_bytes())
+        let info = self.device.gpu.properties.info(self.device.gpu.free_bytes());
+        DeviceInfo { activation_bytes: self.device.activation_bytes(), ..info }
     }
 
     fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
@@ -412,7 +414,8 @@ impl Backend for CudaBackend {
                 && self.limits.is_some_and(|limits| limits.vocab_size == weight.rows);
             self.widest_linear.0 = self.widest_linear.0.max(if is_head { 0 } else { weight.rows });
             self.widest_linear.1 = self.widest_linear.1.max(weight.cols);
-            self.largest_converted = self.largest_converted.max(weight.largest_converted().unwrap_or(0));
+            self.largest_converted =
+                self.largest_converted.max(weight.largest_converted(kernels.precision()).unwrap_or(0));
             self.size_scratch()?;
         }
         self.device.weights.push(weight);
@@ -496,9 +499,7 @@ impl Backend for CudaBackend {
         self.device.gpu.bind()?;
         self.device.kernels.make_ready()?;
         for layer in &spec.layers {
-            if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&spec.dtype) {
-                self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;
-            }
+            self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;
         }
         self.device.partials =
             self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
@@ -574,12 +575,13 @@ impl Backend for CudaBackend {
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {
         let buffer = &self.device.buffers[buffer.0 as usize];
         assert!(rows <= buffer.rows, "{rows} rows are read from a buffer of {}", buffer.rows);
-        let bytes = rows * buffer.cols * if buffer.is_f32 { 4 } else { 2 };
+        let is_f32 = buffer.is_logits || self.device.activation_bytes() == 4;
+        let bytes = rows * buffer.cols * if is_f32 { 4 } else { 2 };
         let pinned = self.device.gpu.allocate_pinned(bytes, "reading a buffer")?;
         self.device.gpu.download(&buffer.memory, &pinned, bytes)?;
         self.device.gpu.synchronize()?;
         let bytes = &pinned.as_slice()[..bytes];
-        Ok(if buffer.is_f32 {
+        Ok(if is_f32 {
             bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
         } else {
             bytes.as_chunks::<2>().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect()

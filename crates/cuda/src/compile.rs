@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
-use baton_backend::{BackendError, KvDtype, WeightFormat};
+use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
 
 use crate::kernels::{PACKED_TILES, SKINNY_TILES};
@@ -45,8 +45,8 @@ pub(crate) const PACKED_BITS: [u32; 4] = [4, 5, 6, 8];
 /// One unit of compilation: a text and what is defined in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unit {
-    Basic,
-    Product(WeightFormat),
+    Basic(Precision),
+    Product(WeightFormat, Precision),
     Packed {
         bits: u32,
         tiles: u32,
@@ -56,7 +56,7 @@ pub(crate) enum Unit {
     },
     /// Where [`has_gated`].
     Gated,
-    AttentionAny,
+    AttentionAny(Precision),
     AttentionFew(Tiling),
     AttentionMany(Tiling),
     Sample,
@@ -75,9 +75,12 @@ impl Unit {
     /// Devices of `architecture` have little shared memory if it is sm_89.
     fn every(architecture: &str) -> Vec<Self> {
         let is_small = architecture == "sm_89";
-        let mut units = vec![Self::Basic, Self::AttentionAny, Self::Sample];
+        let mut units = vec![Self::Sample];
+        for precision in [Precision::Fast, Precision::Full] {
+            units.extend([Self::Basic(precision), Self::AttentionAny(precision)]);
+            units.extend(WeightFormat::ALL.map(|format| Self::Product(format, precision)));
+        }
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
-        units.extend(WeightFormat::ALL.map(Self::Product));
         for bits in PACKED_BITS {
             units.extend(PACKED_TILES.map(|tiles| Self::Packed { bits, tiles }));
         }
@@ -93,10 +96,10 @@ impl Unit {
 
     fn source(self) -> String {
         let parts: &[&str] = match self {
-            Self::Basic => &[COMMON, BASIC],
-            Self::Product(_) => &[COMMON, WEIGHTS, PRODUCT],
+            Self::Basic(_) => &[COMMON, BASIC],
+            Self::Product(..) => &[COMMON, WEIGHTS, PRODUCT],
             Self::Packed { .. } => &[COMMON, WEIGHTS, PACKED],
-            Self::AttentionAny => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
+            Self::AttentionAny(_) => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
             }
@@ -118,12 +121,18 @@ impl Unit {
 
     fn defines(self) -> Vec<String> {
         match self {
-            Self::Product(format) => vec![
-                format!("-DFORMAT={}", format_number(format)),
-                format!("-DBLOCK_LEN={}", format.block_len()),
-                format!("-DBLOCK_BYTES={}", format.block_bytes()),
-                format!("-DPACKED_BITS={}", packed_bits(format)),
-            ],
+            Self::Basic(precision) | Self::AttentionAny(precision) => activations(precision),
+            Self::Product(format, precision) => {
+                let is_fast = precision == Precision::Fast;
+                let mut defines = activations(precision);
+                defines.extend([
+                    format!("-DFORMAT={}", format_number(format)),
+                    format!("-DBLOCK_LEN={}", format.block_len()),
+                    format!("-DBLOCK_BYTES={}", format.block_bytes()),
+                    format!("-DPACKED_BITS={}", if is_fast { packed_bits(format) } else { 0 }),
+                ]);
+                defines
+            }
             Self::Packed { bits, tiles } => vec![format!("-DBITS={bits}"), format!("-DTILES={tiles}")],
             Self::AttentionFew(tiling) | Self::AttentionMany(tiling) => vec![
                 format!("-DHEAD_DIM={}", tiling.head_dim),
@@ -132,23 +141,27 @@ impl Unit {
                 format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
             Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
-            Self::Basic | Self::Gated | Self::AttentionAny | Self::Sample => Vec::new(),
+            Self::Gated | Self::Sample => Vec::new(),
         }
     }
 
     fn name(self) -> String {
         match self {
-            Self::Basic => "basic".to_owned(),
-            Self::Product(format) => format!("product {format}"),
+            Self::Basic(precision) => format!("basic {precision:?}"),
+            Self::Product(format, precision) => format!("product {format} {precision:?}"),
             Self::Packed { bits, tiles } => format!("packed {bits} {tiles}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
             Self::Gated => "gated".to_owned(),
-            Self::AttentionAny => "attention_any".to_owned(),
+            Self::AttentionAny(precision) => format!("attention_any {precision:?}"),
             Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
             Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
             Self::Sample => "sample".to_owned(),
         }
     }
+}
+
+fn activations(precision: Precision) -> Vec<String> {
+    (precision == Precision::Full).then(|| "-DF32_ACTIVATIONS".to_owned()).into_iter().collect()
 }
 
 /// The number that `product.cu` knows a format by.

@@ -1,4 +1,4 @@
-//! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 in, f32 sums.
+//! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 or f32 in, f32 sums.
 //!
 //! What a shape needs (descriptors, an algorithm) is made when it is first seen and kept. For shapes that will be replayed
 //! many times the algorithm is the fastest of those that cuBLASLt proposes, each timed with cold caches, now or in an earlier
@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::ptr;
 
-use baton_backend::BackendError;
+use baton_backend::{BackendError, Precision};
 use cudarc::cublaslt::{result as lt, sys};
 
 use crate::choices::Choices;
@@ -43,6 +43,8 @@ pub(crate) struct Shape {
 #[derive(Debug)]
 pub(crate) struct Gemm {
     handle: sys::cublasLtHandle_t,
+    /// What goes in, and comes out where it is not asked for as f32.
+    activation: sys::cudaDataType_t,
     workspace: DeviceMemory,
     plans: HashMap<Shape, Plan>,
     choices: Choices,
@@ -68,14 +70,23 @@ fn failed(error: lt::CublasError) -> BackendError {
 }
 
 impl Gemm {
-    pub(crate) fn new(gpu: &Gpu, cache_dir: Option<&Path>) -> Result<Self, BackendError> {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        precision: Precision,
+        cache_dir: Option<&Path>,
+    ) -> Result<Self, BackendError> {
         gpu.bind()?;
         // SAFETY: only reads a number.
         let version = unsafe { sys::cublasLtGetVersion() };
-        let choices = Choices::load(cache_dir, &gpu.properties.name, version);
+        let (activation, kind) = match precision {
+            Precision::Fast => (sys::cudaDataType_t::CUDA_R_16BF, ""),
+            Precision::Full => (sys::cudaDataType_t::CUDA_R_32F, ", f32"),
+        };
+        let owner = format!("{}{kind}", gpu.properties.name);
+        let choices = Choices::load(cache_dir, &owner, version);
         let workspace = gpu.allocate(WORKSPACE_BYTES, "the workspace of products")?;
         let handle = lt::create_handle().map_err(failed)?;
-        Ok(Self { handle, workspace, plans: HashMap::new(), choices })
+        Ok(Self { handle, activation, workspace, plans: HashMap::new(), choices })
     }
 
     /// Keeps what was timed for the next start.
@@ -97,7 +108,7 @@ impl Gemm {
         scratch: Option<u64>,
     ) -> Result<(), BackendError> {
         if !self.plans.contains_key(&shape) {
-            let mut plan = Plan::new(self.handle, &shape).map_err(failed)?;
+            let mut plan = Plan::new(self.handle, self.activation, &shape).map_err(failed)?;
             if let Some(data) = self.choices.get(&shape) {
                 plan.adopt(self.handle, sys::cublasLtMatmulAlgo_t { data });
             }
@@ -180,12 +191,16 @@ impl Gemm {
 
 impl Plan {
     /// cuBLASLt counts columns first: our row-major matrices are its transposed ones.
-    fn new(handle: sys::cublasLtHandle_t, shape: &Shape) -> Result<Self, lt::CublasError> {
-        let (bf16, f32) = (sys::cudaDataType_t::CUDA_R_16BF, sys::cudaDataType_t::CUDA_R_32F);
+    fn new(
+        handle: sys::cublasLtHandle_t,
+        activation: sys::cudaDataType_t,
+        shape: &Shape,
+    ) -> Result<Self, lt::CublasError> {
+        let f32 = sys::cudaDataType_t::CUDA_R_32F;
         let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
-        let weight = lt::create_matrix_layout(bf16, k, n, k as i64)?;
-        let input = lt::create_matrix_layout(bf16, k, m, k as i64)?;
-        let output_type = if shape.is_f32 { f32 } else { bf16 };
+        let weight = lt::create_matrix_layout(activation, k, n, k as i64)?;
+        let input = lt::create_matrix_layout(activation, k, m, k as i64)?;
+        let output_type = if shape.is_f32 { f32 } else { activation };
         let output = lt::create_matrix_layout(output_type, n, m, shape.output_stride as i64)?;
         let description = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?;
         // CUBLAS_OP_T, which this library's bindings leave to those of cuBLAS.

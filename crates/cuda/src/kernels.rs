@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use baton_backend::{BackendError, KvDtype, KvSpec, WeightFormat};
+use baton_backend::{BackendError, KvDtype, KvSpec, Precision, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
@@ -20,7 +20,6 @@ const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
 /// Tiles of eight activation rows that those of packed weights take at a time.
 pub(crate) const PACKED_TILES: [u32; 2] = [1, 2];
 
-const CORE_UNITS: [Unit; 3] = [Unit::Basic, Unit::AttentionAny, Unit::Sample];
 /// Multiprocessors with less shared memory than this get smaller rings.
 const SMALL_SHARED_BYTES: u32 = 120 << 10;
 /// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
@@ -29,6 +28,7 @@ pub(crate) const RESERVED_SHARED: u32 = 2048;
 #[derive(Debug)]
 pub(crate) struct Kernels {
     compiler: Compiler,
+    precision: Precision,
     /// Shared memory of a multiprocessor.
     shared_bytes: u32,
     modules: Vec<Module>,
@@ -123,6 +123,10 @@ pub(crate) struct TiledAttention {
     pub(crate) many_threads: u32,
 }
 
+fn core_units(precision: Precision) -> [Unit; 3] {
+    [Unit::Basic(precision), Unit::AttentionAny(precision), Unit::Sample]
+}
+
 #[derive(Debug)]
 struct Module(sys::CUmodule);
 // SAFETY: a module may be used from any thread; the backend is used by one at a time.
@@ -130,14 +134,15 @@ unsafe impl Send for Module {}
 
 impl Kernels {
     /// Starts to compile what every model needs; the rest comes with the weights and the cache.
-    pub(crate) fn new(properties: &Properties, cache_dir: Option<PathBuf>) -> Self {
+    pub(crate) fn new(properties: &Properties, precision: Precision, cache_dir: Option<PathBuf>) -> Self {
         let architecture = architecture(properties.capability);
         let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
-        for unit in CORE_UNITS {
+        for unit in core_units(precision) {
             compiler.start(unit);
         }
         Self {
             compiler,
+            precision,
             shared_bytes: properties.shared_bytes_per_multiprocessor,
             modules: Vec::new(),
             core: None,
@@ -156,7 +161,7 @@ impl Kernels {
         if self.core.is_some() {
             return Ok(());
         }
-        let [basic, attention, sample] = CORE_UNITS.map(|unit| self.compiler.load(unit));
+        let [basic, attention, sample] = core_units(self.precision).map(|unit| self.compiler.load(unit));
         let (basic, attention, sample) = (basic?, attention?, sample?);
         self.core = Some(Core {
             norm: basic.function("row_norm")?,
@@ -178,6 +183,10 @@ impl Kernels {
         Ok(())
     }
 
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
+    }
+
     pub(crate) fn core(&self) -> &Core {
         self.core.as_ref().expect("made ready with the first weight or the cache")
     }
@@ -188,15 +197,17 @@ impl Kernels {
 
     /// Starts to compile what will be asked for.
     pub(crate) fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
+        let precision = self.precision;
         for format in formats {
-            self.compiler.start(Unit::Product(*format));
-            if let Layout::Packed { bits } = Layout::of_product(*format) {
+            self.compiler.start(Unit::Product(*format, precision));
+            if let Layout::Packed { bits } = Layout::of_product(*format, precision) {
                 for tiles in PACKED_TILES {
                     self.compiler.start(Unit::Packed { bits, tiles });
                 }
             }
-            if Layout::of_product(*format) == Layout::Plain(WeightFormat::BF16) {
-                self.compiler.start(Unit::Product(WeightFormat::BF16));
+            let is_bf16 = Layout::of_product(*format, precision) == Layout::Plain(WeightFormat::BF16);
+            if is_bf16 && precision == Precision::Fast {
+                self.compiler.start(Unit::Product(WeightFormat::BF16, precision));
                 for tiles in SKINNY_TILES {
                     self.compiler.start(Unit::Skinny { tiles });
                 }
@@ -206,12 +217,17 @@ impl Kernels {
             }
         }
         for layer in &cache.layers {
-            if HEAD_DIMS.contains(&layer.head_dim) && TILED_CACHES.contains(&cache.dtype) {
+            if self.has_tiled_attention(layer.head_dim, cache.dtype) {
                 let tiling = self.tiling(layer.head_dim, cache.dtype);
                 self.compiler.start(Unit::AttentionFew(tiling));
                 self.compiler.start(Unit::AttentionMany(tiling));
             }
         }
+    }
+
+    /// The tensor-core attention is made for this, if the device has the shared memory for it.
+    fn has_tiled_attention(&self, head_dim: usize, cache: KvDtype) -> bool {
+        self.precision == Precision::Fast && HEAD_DIMS.contains(&head_dim) && TILED_CACHES.contains(&cache)
     }
 
     /// Makes the kernels of a weight format ready. Called when a weight is loaded.
@@ -220,8 +236,8 @@ impl Kernels {
         if self.embeds.contains_key(&Layout::Plain(format)) {
             return Ok(());
         }
-        let module = self.compiler.load(Unit::Product(format))?;
-        let (plain, layout) = (Layout::Plain(format), Layout::of_product(format));
+        let module = self.compiler.load(Unit::Product(format, self.precision))?;
+        let (plain, layout) = (Layout::Plain(format), Layout::of_product(format, self.precision));
         self.embeds.insert(plain, module.function("embed")?);
         if let Layout::Packed { bits } = layout {
             self.packs.insert(format, module.function("pack")?);
@@ -235,7 +251,7 @@ impl Kernels {
             self.prepare_format(other)?;
         }
         self.modules.push(module);
-        if format == WeightFormat::BF16 {
+        if format == WeightFormat::BF16 && self.precision == Precision::Fast {
             let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles }));
             let modules = [one?, two?];
             self.skinny = Some(Skinny::find(&modules)?);
@@ -284,14 +300,16 @@ impl Kernels {
         self.skinny.as_ref().expect("loaded with the first bf16 weight")
     }
 
-    /// Makes the tensor-core attention of a head size ready, if the device has the shared memory for it. Called when the KV
-    /// cache is made.
+    /// Makes the tensor-core attention of a head size ready, where there is one. Called when the KV cache is made.
     pub(crate) fn prepare_attention(&mut self, head_dim: usize, cache: KvDtype) -> Result<(), BackendError> {
         let tiling = self.tiling(head_dim, cache);
         let is_wide = self.compiler.architecture == "sm_90a" && head_dim == 128 && cache != KvDtype::F8E4M3;
         let (few_shared_bytes, many_shared_bytes) = attention_shared_bytes(tiling, is_wide);
         let fits = few_shared_bytes.max(many_shared_bytes) + RESERVED_SHARED <= self.shared_bytes;
-        if self.attention.contains_key(&(head_dim, cache)) || !fits {
+        if self.attention.contains_key(&(head_dim, cache))
+            || !self.has_tiled_attention(head_dim, cache)
+            || !fits
+        {
             return Ok(());
         }
         let few = self.compiler.load(Unit::AttentionFew(tiling))?;

@@ -1,7 +1,7 @@
 //! How a weight lies in the device's memory: as in its file, or packed for the tensor cores (`packed.cu`). f16 becomes bf16, as
-//! activations are: tensor cores take both of one kind.
+//! activations are: tensor cores take both of one kind. In full precision all stay as they are.
 
-use baton_backend::WeightFormat;
+use baton_backend::{Precision, WeightFormat};
 
 /// Rows that are packed together.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -18,8 +18,9 @@ pub(crate) enum Layout {
 
 impl Layout {
     /// Of a weight that products are made with.
-    pub(crate) fn of_product(format: WeightFormat) -> Self {
+    pub(crate) fn of_product(format: WeightFormat, precision: Precision) -> Self {
         match packed_bits(format) {
+            _ if precision == Precision::Full => Self::Plain(format),
             0 if format == WeightFormat::F16 => Self::Plain(WeightFormat::BF16),
             0 => Self::Plain(format),
             bits => Self::Packed { bits },
@@ -35,6 +36,14 @@ impl Layout {
                 Some((TILE_ROWS, bytes))
             }
         }
+    }
+}
+
+/// What activations are stored as, and what products by cuBLASLt take.
+pub(crate) fn activation_format(precision: Precision) -> WeightFormat {
+    match precision {
+        Precision::Fast => WeightFormat::BF16,
+        Precision::Full => WeightFormat::F32,
     }
 }
 
@@ -67,12 +76,14 @@ mod tests {
     #[test]
     fn a_packed_weight_takes_little_more_than_its_file() {
         for format in WeightFormat::ALL {
-            let (rows, bytes) = Layout::of_product(format).unit(4096).unwrap();
+            let (rows, bytes) = Layout::of_product(format, Precision::Fast).unit(4096).unwrap();
             let in_file = rows * format.row_bytes(4096).unwrap();
             assert!(bytes * 8 <= in_file * 9, "{format}: {bytes} bytes for {in_file}");
         }
         // The last record is half empty.
-        assert_eq!(Layout::of_product(WeightFormat::Q8_0).unit(96), Some((16, 2 * 1088)));
-        assert_eq!(Layout::of_product(WeightFormat::BF16).unit(96), Some((1, 192)));
+        let unit = |format, precision| Layout::of_product(format, precision).unit(96);
+        assert_eq!(unit(WeightFormat::Q8_0, Precision::Fast), Some((16, 2 * 1088)));
+        assert_eq!(unit(WeightFormat::Q8_0, Precision::Full), Some((1, 3 * 34)));
+        assert_eq!(unit(WeightFormat::BF16, Precision::Fast), Some((1, 192)));
     }
 }

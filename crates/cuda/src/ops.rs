@@ -84,12 +84,12 @@ impl Run<'_> {
         id.map_or(0, |id| self.device.vectors[id.0 as usize].address())
     }
 
-    /// A bf16 buffer of this width.
+    /// A buffer of activations of this width.
     pub(crate) fn buffer(&self, id: BufferId, cols: usize) -> Result<Address, BackendError> {
         let buffer = &self.device.buffers[id.0 as usize];
-        if buffer.cols != cols || buffer.is_f32 {
+        if buffer.cols != cols || buffer.is_logits {
             return Err(unsupported(format!(
-                "a buffer of {} columns where {cols} of bf16 are needed",
+                "a buffer of {} columns where {cols} of activations are needed",
                 buffer.cols
             )));
         }
@@ -358,7 +358,7 @@ impl Run<'_> {
         for id in buffers.iter().filter(|_| self.shape.logit_rows > 0) {
             let buffer = &self.device.buffers[id.0 as usize];
             // Buffers have a multiple of 8 columns.
-            let row_units = (buffer.cols / 8) as u32;
+            let row_units = (buffer.cols * self.device.activation_bytes() / 16) as u32;
             let params =
                 KeepParams { step: self.device.step.address(), values: buffer.memory.address(), row_units };
             let (function, grid) = (self.device.kernels.core().keep_rows, (row_units.div_ceil(128), 1));
@@ -379,7 +379,7 @@ impl Run<'_> {
         let scratch = self.device.normed.address();
         self.launch_norm(input, op.norm.as_ref(), scratch, cols, false, !self.keeps_logit_rows)?;
         let buffer = &self.device.buffers[op.output.0 as usize];
-        if !buffer.is_f32 || buffer.cols != rows {
+        if !buffer.is_logits || buffer.cols != rows {
             return Err(unsupported("logits in a buffer that is not as wide as the vocabulary"));
         }
         let output = buffer.memory.address();
@@ -400,7 +400,7 @@ impl Run<'_> {
     fn try_sample(&mut self, logits: BufferId) -> Result<(), BackendError> {
         let device = &*self.device;
         let buffer = &device.buffers[logits.0 as usize];
-        if !buffer.is_f32 {
+        if !buffer.is_logits {
             return Err(unsupported("sampling from a buffer that is not as wide as the vocabulary"));
         }
         if self.shape.samples == 0 {

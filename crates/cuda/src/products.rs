@@ -1,13 +1,13 @@
 //! Products with weights of any layout: up to a few rows by our own kernels, which read the weights as they are; larger
-//! ones by cuBLASLt, which gets what is not bf16 converted piece by piece. Products of bf16 weights with few tokens go to
+//! ones by cuBLASLt, which gets what is not as activations are converted piece by piece. Products of bf16 weights with few tokens go to
 //! `skinny` before they come here.
 
-use baton_backend::{BackendError, VectorId, WeightFormat, WeightId};
+use baton_backend::{BackendError, Precision, VectorId, WeightFormat, WeightId};
 
 use crate::backend::Device;
 use crate::gemm;
 use crate::kernels::ProductKernel;
-use crate::layout::Layout;
+use crate::layout::{Layout, activation_format};
 use crate::ops::{Run, unsupported};
 use crate::params::{Address, BiasParams, ConvertParams, ProductParams, SoftcapParams};
 use crate::weights::Part;
@@ -16,6 +16,9 @@ use crate::weights::Part;
 pub const MAX_PRODUCT_ROWS: usize = 2;
 const MAX_PLAIN_ROWS: usize = 8;
 const MAX_PACKED_ROWS: usize = 96;
+
+/// As in `packed.cu`: columns that a block converts.
+const CONVERT_COLS: usize = 1024;
 
 const BF16: Layout = Layout::Plain(WeightFormat::BF16);
 
@@ -42,7 +45,7 @@ fn padded_rows(m: usize) -> usize {
 impl Device {
     pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
         m <= match part.layout {
-            BF16 => self.small_bf16_rows,
+            BF16 if self.kernels.precision() == Precision::Fast => self.small_bf16_rows,
             Layout::Plain(_) => MAX_PLAIN_ROWS,
             Layout::Packed { .. } => MAX_PACKED_ROWS,
         }
@@ -55,7 +58,7 @@ impl Run<'_> {
             return Ok(());
         }
         let num_parts = self.device.weights[product.weight.0 as usize].parts.len();
-        let element = if product.is_f32 { 4 } else { 2 };
+        let element = if product.is_f32 { 4 } else { self.device.activation_bytes() };
         let mut all_small = true;
         for number in 0..num_parts {
             let part = &self.device.weights[product.weight.0 as usize].parts[number];
@@ -136,20 +139,22 @@ impl Run<'_> {
         number: usize,
         output: Address,
     ) -> Result<(), BackendError> {
+        let activation_bytes = self.device.activation_bytes();
         let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
-        let element = if product.is_f32 { 4 } else { 2 };
-        let units_at_once = if part.layout == BF16 {
+        let element = if product.is_f32 { 4 } else { activation_bytes };
+        let is_ready = part.layout == Layout::Plain(activation_format(kernels.precision()));
+        let units_at_once = if is_ready {
             part.rows
         } else {
-            converted.bytes() / 2 / weight.cols / part.unit_rows
+            converted.bytes() / activation_bytes / weight.cols / part.unit_rows
         };
         let piece = units_at_once.max(1) * part.unit_rows;
         for first in (0..part.rows).step_by(piece) {
             let rows = piece.min(part.rows - first);
             let mut source = part.memory.address() + (first / part.unit_rows * part.unit_bytes) as u64;
-            if part.layout != BF16 {
+            if !is_ready {
                 let params = ConvertParams {
                     weight: source,
                     unit_bytes: part.unit_bytes as u64,
@@ -157,10 +162,13 @@ impl Run<'_> {
                     num_rows: rows as u32,
                     cols: weight.cols as u32,
                 };
-                let (blocks, threads) =
-                    (rows.div_ceil(part.unit_rows), if part.unit_rows == 1 { 128 } else { 256 });
+                let blocks = rows.div_ceil(part.unit_rows) as u32;
+                let (grid, threads) = match part.layout {
+                    Layout::Plain(_) => ((blocks, 1), 128),
+                    Layout::Packed { .. } => ((blocks, weight.cols.div_ceil(CONVERT_COLS) as u32), 256),
+                };
                 // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
-                unsafe { gpu.launch(kernels.convert(part.layout), (blocks as u32, 1), threads, 0, &params) }?;
+                unsafe { gpu.launch(kernels.convert(part.layout), grid, threads, 0, &params) }?;
                 source = converted.address();
             }
             let target = output + (first * element) as u64;
@@ -207,7 +215,7 @@ impl Run<'_> {
     pub(crate) fn project(&mut self, input: Address, weight: WeightId) -> Result<Address, BackendError> {
         let output = self.device.projected.address();
         let (rows, _) = self.weight_size(weight);
-        if self.tokens() * rows * 2 > self.device.projected.bytes() {
+        if self.tokens() * rows * self.device.activation_bytes() > self.device.projected.bytes() {
             return Err(unsupported("a projection wider than the weights that were loaded for one"));
         }
         self.product(&Product {

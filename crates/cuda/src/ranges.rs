@@ -5,6 +5,7 @@
 
 use std::ffi::{CString, c_char, c_int};
 
+use baton_backend::StepInput;
 use libloading::Library;
 
 /// Of CUDA 13 and of earlier ones.
@@ -12,6 +13,13 @@ const LIBRARIES: [&str; 3] = ["libnvtx3interop.so.1", "libnvToolsExt.so.1", "lib
 
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
 type Pop = unsafe extern "C" fn() -> c_int;
+
+/// What kind of step it is, and how large.
+pub(crate) fn step_name(input: &StepInput) -> String {
+    let (tokens, samples) = (input.num_tokens(), input.samples.len());
+    let moved = input.swap_out.len() + input.swap_in.len() + input.copies.len();
+    format!("{}: {tokens} tokens, {samples} samples, {moved} blocks moved", input.kind().name())
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {

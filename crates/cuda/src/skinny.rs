@@ -133,7 +133,7 @@ impl Run<'_> {
             return Ok(false);
         };
         let buffer = &self.device.buffers[op.output.0 as usize];
-        if !buffer.is_f32 || buffer.cols != params.num_rows as usize {
+        if !buffer.is_logits || buffer.cols != params.num_rows as usize {
             return Err(unsupported("logits in a buffer that is not as wide as the vocabulary"));
         }
         let params = SkinnyParams {

@@ -1,11 +1,11 @@
 //! Weights on the device, in the format of their file or packed, and how they get there: through two pinned buffers, so that
 //! reading the file and copying overlap. What is packed goes through a buffer of the device.
 
-use baton_backend::{BackendError, RandomFill, Tensor, WeightFormat, WeightUse};
+use baton_backend::{BackendError, Precision, RandomFill, Tensor, WeightFormat, WeightUse};
 
 use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
 use crate::kernels::Kernels;
-use crate::layout::Layout;
+use crate::layout::{Layout, activation_format};
 use crate::params::{Address, ConvertParams, FillParams, PackParams};
 
 const STAGING_BYTES: usize = 16 << 20;
@@ -151,7 +151,9 @@ impl Weight {
             let format = run[0].format();
             let layout = match usage {
                 WeightUse::Embedding => Layout::Plain(format),
-                WeightUse::Linear | WeightUse::EmbeddingAndLinear => Layout::of_product(format),
+                WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
+                    Layout::of_product(format, kernels.precision())
+                }
             };
             let rows: usize = run.iter().map(Tensor::rows).sum();
             let (unit_rows, unit_bytes) = layout.unit(cols).expect("a tensor's rows are whole blocks");
@@ -177,9 +179,10 @@ impl Weight {
         self.parts.iter().map(|part| part.memory.bytes()).sum()
     }
 
-    /// Values to convert at once for large products, `None` where all is bf16.
-    pub(crate) fn largest_converted(&self) -> Option<usize> {
-        let parts = self.parts.iter().filter(|part| part.layout != Layout::Plain(WeightFormat::BF16));
+    /// Values to convert at once for large products, `None` where all are as activations are.
+    pub(crate) fn largest_converted(&self, precision: Precision) -> Option<usize> {
+        let plain = Layout::Plain(activation_format(precision));
+        let parts = self.parts.iter().filter(|part| part.layout != plain);
         parts.map(|part| part.rows * self.cols).max()
     }
 }

@@ -9,10 +9,11 @@ mod table;
 
 use std::process::ExitCode;
 
+use baton_backend::Precision;
 use baton_cuda::{CudaBackend, CudaOptions};
 
-fn backend() -> CudaBackend {
-    CudaBackend::new(CudaOptions::default()).expect("the device starts")
+fn backend(precision: Precision) -> CudaBackend {
+    CudaBackend::new(CudaOptions { precision, ..CudaOptions::default() }).expect("the device starts")
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod pack;
 
 use std::ops::Range;
 
-use baton_backend::{BackendError, Tensor, WeightFormat, WeightUse};
+use baton_backend::{BackendError, Precision, Tensor, TensorError, WeightFormat, WeightUse};
 
 use crate::pool::{Pool, Worker};
 use crate::units::{GroupUnits, Groups};
@@ -64,6 +64,7 @@ impl Weight {
         parts: &[Tensor],
         usage: WeightUse,
         can_split: bool,
+        precision: Precision,
         pool: &Pool,
     ) -> Result<Self, BackendError> {
         let unsupported = |what: &str| BackendError::Unsupported { what: what.to_owned() };
@@ -84,7 +85,11 @@ impl Weight {
         let packed = match usage {
             WeightUse::Embedding => None,
             WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
-                Some(PackedMatrix::new(&tensors, rows, can_split, pool)?)
+                let unpacked = match precision {
+                    Precision::Fast => None,
+                    Precision::Full => Some(to_f32(&tensors)?),
+                };
+                Some(PackedMatrix::new(unpacked.as_ref().unwrap_or(&tensors), rows, can_split, pool)?)
             }
         };
         if usage == WeightUse::Linear {
@@ -105,6 +110,15 @@ impl Weight {
         let (first, tensor) = self.tensors.iter().rev().find(|(first, _)| *first <= row)?;
         (row - first < tensor.rows()).then_some((tensor, row - first))
     }
+}
+
+/// The same rows, unrounded.
+fn to_f32(tensors: &[(usize, Tensor)]) -> Result<Vec<(usize, Tensor)>, BackendError> {
+    let convert = |(first, tensor): &(usize, Tensor)| {
+        let failed = |error: TensorError| BackendError::Unsupported { what: error.to_string() };
+        Ok((*first, tensor.to_f32().map_err(failed)?))
+    };
+    tensors.iter().map(convert).collect()
 }
 
 impl PackedMatrix {
@@ -238,7 +252,8 @@ mod tests {
         for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]]
         {
             let rows: usize = parts.iter().map(Tensor::rows).sum();
-            let weight = Weight::load(&parts, WeightUse::Linear, false, &pool).expect("loads");
+            let weight =
+                Weight::load(&parts, WeightUse::Linear, false, Precision::Fast, &pool).expect("loads");
             let panels = weight.packed.expect("packed").panels;
             let (gate, up) = panels.split_at(panels.len() / 2);
             for (gate, up) in gate.iter().zip(up) {
@@ -252,16 +267,17 @@ mod tests {
     fn wrong_parts_are_refused() {
         let pool = Pool::new(1, false).expect("threads");
         let other = Tensor::from_f32(1, 3, &[0.0; 3]).expect("shape");
-        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, false, &pool).is_err());
-        assert!(Weight::load(&[], WeightUse::Linear, false, &pool).is_err());
-        assert!(Weight::load(&[floats(0)], WeightUse::Linear, false, &pool).is_err());
+        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
+        assert!(Weight::load(&[], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
+        assert!(Weight::load(&[floats(0)], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
     }
 
     #[test]
     fn rows_of_embeddings_are_found() {
         let pool = Pool::new(1, false).expect("threads");
         let weight =
-            Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, false, &pool).expect("loads");
+            Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, false, Precision::Fast, &pool)
+                .expect("loads");
         assert_eq!(weight.tensor_of(2).map(|(_, row)| row), Some(2));
         assert_eq!(weight.tensor_of(5).map(|(_, row)| row), Some(2));
         assert!(weight.tensor_of(7).is_none());

@@ -14,7 +14,8 @@ pub fn paths() -> Vec<Isa> {
 }
 
 pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false }).expect("starts")
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() })
+        .expect("starts")
 }
 
 pub fn limits(max_tokens: usize, vocab_size: usize) -> StepLimits {

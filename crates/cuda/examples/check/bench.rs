@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use baton_backend::{
-    Attention, Backend, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, PlannerOptions, Program,
-    Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split, plan_attention,
+    Attention, Backend, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, PlannerOptions, Precision,
+    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split,
+    plan_attention,
 };
 use baton_cuda::CudaBackend;
 use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
@@ -127,7 +128,7 @@ fn load(model: &Path, max_batch: usize, max_len: usize) -> Loaded {
         vocab_size: config.vocab_size,
     };
     let start = Instant::now();
-    let mut cuda = backend();
+    let mut cuda = backend(Precision::Fast);
     println!("device ready in {:.2} s", start.elapsed().as_secs_f64());
     let start = Instant::now();
     let weights = files.weights().expect("weights");

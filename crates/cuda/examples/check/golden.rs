@@ -1,8 +1,8 @@
-//! The golden models of `crates/model` (made with PyTorch in f32) on the device, whose activations are bf16.
+//! The golden models of `crates/model` (made with PyTorch in f32) on the device, whose activations are bf16, and in full precision.
 
 use std::path::Path;
 
-use baton_backend::KvDtype;
+use baton_backend::{KvDtype, Precision};
 use baton_model::{LoadFormat, ModelFiles};
 use serde_json::Value;
 
@@ -10,9 +10,15 @@ use crate::backend;
 use crate::harness::{Harness, Options, Run, argmax, relay_plan};
 use crate::table::Table;
 
-/// Of the largest logit. Transformers' own bf16 is off by up to 0.06 on these models (qwen3), which are small and wild.
-const TOLERANCE: f32 = 6e-2;
 const BLOCK_SIZE: usize = 16;
+
+/// Of the largest logit. Transformers' own bf16 is off by up to 0.06 on these models (qwen3), which are small and wild.
+fn tolerance(precision: Precision) -> f32 {
+    match precision {
+        Precision::Fast => 6e-2,
+        Precision::Full => 1e-4,
+    }
+}
 
 struct Prompt {
     tokens: Vec<u32>,
@@ -53,17 +59,24 @@ pub fn check(root: &Path, table: &mut Table) {
     for folder in folders {
         for kv_dtype in [KvDtype::BF16, KvDtype::F16, KvDtype::F32] {
             for split in [0, 32] {
-                check_model(&folder, &folder, kv_dtype, split, table);
+                check_model(&folder, &folder, (Precision::Fast, kv_dtype), split, table);
             }
         }
+        check_model(&folder, &folder, (Precision::Full, KvDtype::F32), 0, table);
         let gguf = folder.join("model.gguf");
         if gguf.exists() {
-            check_model(&folder, &gguf, KvDtype::BF16, 0, table);
+            check_model(&folder, &gguf, (Precision::Fast, KvDtype::BF16), 0, table);
         }
     }
 }
 
-fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table: &mut Table) {
+fn check_model(
+    folder: &Path,
+    model: &Path,
+    (precision, kv_dtype): (Precision, KvDtype),
+    split: u32,
+    table: &mut Table,
+) {
     let (prompts, max_model_len) = read(folder);
     let options = Options {
         max_model_len,
@@ -77,7 +90,7 @@ fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table
     let mut harness = {
         let files = ModelFiles::open(model, LoadFormat::Auto).expect("the model opens");
         let weights = files.weights().expect("the model has weights");
-        Harness::new(Box::new(backend()), files.config().clone(), &*weights, options)
+        Harness::new(Box::new(backend(precision)), files.config().clone(), &*weights, options)
     };
     let longest = prompts.iter().max_by_key(|prompt| prompt.tokens.len()).expect("a prompt");
     let mut got = Vec::new();
@@ -158,9 +171,9 @@ fn check_model(folder: &Path, model: &Path, kv_dtype: KvDtype, split: u32, table
     expected.extend(wanted.iter().map(Vec::as_slice));
     let same = expected.iter().zip(&got).filter(|(a, b)| argmax(a) == argmax(b)).count();
     let name = format!(
-        "{} {kv_dtype:?} split {split} ({same} of {} best tokens the same)",
+        "{} {precision:?} {kv_dtype:?} split {split} ({same} of {} best tokens the same)",
         model.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
         expected.len()
     );
-    table.compare(&name, &expected.concat(), &got.concat(), TOLERANCE);
+    table.compare(&name, &expected.concat(), &got.concat(), tolerance(precision));
 }

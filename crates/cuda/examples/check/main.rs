@@ -1,7 +1,7 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops [bf16|formats|FORMAT|attention] | sampling | swap [STEPS] | golden GOLDEN_DIR
+//! check ops [bf16|formats|FORMAT|attention|full] | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```
@@ -23,7 +23,7 @@ mod throughput;
 use std::path::Path;
 use std::process::ExitCode;
 
-use baton_backend::KvDtype;
+use baton_backend::{KvDtype, Precision};
 use baton_cuda::{CudaBackend, CudaOptions};
 use table::Table;
 
@@ -47,8 +47,8 @@ fn kv_dtype() -> KvDtype {
     }
 }
 
-fn backend() -> CudaBackend {
-    CudaBackend::new(options()).expect("the device starts")
+fn backend(precision: Precision) -> CudaBackend {
+    CudaBackend::new(CudaOptions { precision, ..options() }).expect("the device starts")
 }
 
 fn main() -> ExitCode {

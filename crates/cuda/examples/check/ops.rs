@@ -3,7 +3,7 @@
 use baton_backend::testing::{List, Op, Random, random_tensor};
 use baton_backend::{
     Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
-    NormKind, NormOp, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries,
+    NormKind, NormOp, PlannerOptions, Precision, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries,
     SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
 };
 
@@ -49,43 +49,71 @@ fn tokens(count: usize) -> StepInput {
     StepInput { token_ids: ids.clone(), positions: ids.clone(), slots: ids, ..StepInput::default() }
 }
 
+/// Of the largest value: of sums of f32, or of results that are rounded to bf16.
+fn tolerance(precision: Precision) -> f32 {
+    match precision {
+        Precision::Fast => 1.5e-2,
+        Precision::Full => 1e-5,
+    }
+}
+
 /// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
-/// and norms), `formats` (the products of all other weights), one of those formats, `attention`.
+/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `full` (all in full precision).
 pub fn check(which: Option<&str>, table: &mut Table) {
     let is_part = |part: &str| which.is_none_or(|which| which == part);
+    let precision = Precision::Fast;
     for format in WeightFormat::ALL {
         let is_named = which.is_some_and(|which| which.eq_ignore_ascii_case(&format.to_string()));
         if is_named || is_part(if format == WeightFormat::BF16 { "bf16" } else { "formats" }) {
-            products(format, (200, 768), table);
+            products(format, (200, 768), precision, table);
             // Rows that are no whole tiles, columns that are no whole records.
             if format.block_len() == 32 {
-                products(format, (88, 608), table);
+                products(format, (88, 608), precision, table);
             }
         }
     }
     if is_part("bf16") {
         // More tiles than the device has groups of blocks; columns that do not split evenly.
-        products(WeightFormat::BF16, (5000, 320), table);
+        products(WeightFormat::BF16, (5000, 320), precision, table);
         for activation in [Activation::GeluTanh, Activation::Gelu] {
-            gated(WeightFormat::BF16, activation, (136, WeightUse::Embedding), table);
+            gated(WeightFormat::BF16, activation, (136, WeightUse::Embedding), precision, table);
         }
         for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
             whole_gated(activation, 20 * 128, table);
         }
         whole_gated(Activation::Silu, 25 * 112, table);
-        norms(table);
+        norms(precision, table);
     }
     if is_part("formats") {
-        mixed_parts(table);
+        mixed_parts(precision, table);
     }
     if is_part("attention") {
         for case in &cases() {
-            attention(case, table);
+            attention(case, precision, table);
         }
+    }
+    if is_part("full") {
+        check_full(table);
     }
 }
 
-fn products(format: WeightFormat, (rows, cols): (usize, usize), table: &mut Table) {
+/// Caches are f32: two sums that differ in their last bit may be rounded to a smaller type differently.
+fn check_full(table: &mut Table) {
+    let precision = Precision::Full;
+    for format in WeightFormat::ALL {
+        products(format, (200, 768), precision, table);
+    }
+    for activation in [Activation::GeluTanh, Activation::Gelu] {
+        gated(WeightFormat::F32, activation, (136, WeightUse::Embedding), precision, table);
+    }
+    norms(precision, table);
+    mixed_parts(precision, table);
+    for case in cases().iter().filter(|case| case.dtype == KvDtype::BF16) {
+        attention(&Case { dtype: KvDtype::F32, ..*case }, precision, table);
+    }
+}
+
+fn products(format: WeightFormat, (rows, cols): (usize, usize), precision: Precision, table: &mut Table) {
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(5);
         backend.set_limits(&limits()).expect("limits");
@@ -105,28 +133,29 @@ fn products(format: WeightFormat, (rows, cols): (usize, usize), table: &mut Tabl
         let embed = Op::Embed(Embed { weight: source, scale: 1.0, output: hidden });
         (List(vec![embed, linear(Some(norm), Some(bias), false), linear(None, None, true)]), output)
     };
-    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
     for m in [1, 2, 3, 4, 5, 8, 9, 16, 24, 33, 64, 65, 150] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
         table.compare(
-            &format!("linear {format} {rows} x {cols} with norm, bias, residual, {m} tokens"),
+            &format!("linear {format} {precision:?} {rows} x {cols} with norm, bias, residual, {m} tokens"),
             &expected,
             &got,
-            1.5e-2,
+            tolerance(precision),
         );
     }
     // Whole tiles, and a table that is a weight as well, as a tied head is.
-    gated(format, Activation::Silu, (136, WeightUse::Embedding), table);
-    gated(format, Activation::Silu, (160, WeightUse::EmbeddingAndLinear), table);
+    gated(format, Activation::Silu, (136, WeightUse::Embedding), precision, table);
+    gated(format, Activation::Silu, (160, WeightUse::EmbeddingAndLinear), precision, table);
 }
 
 fn gated(
     format: WeightFormat,
     activation: Activation,
     (width, usage): (usize, WeightUse),
+    precision: Precision,
     table: &mut Table,
 ) {
     let (rows, cols) = (2 * width, 512);
@@ -146,17 +175,17 @@ fn gated(
             output,
         )
     };
-    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
     for m in [1, 4, 7, 13, 30, 40, 70] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
         table.compare(
-            &format!("gated {format} {width}, {activation:?}, embedded, {m} rows"),
+            &format!("gated {format} {precision:?} {width}, {activation:?}, embedded, {m} rows"),
             &expected,
             &got,
-            1.5e-2,
+            tolerance(precision),
         );
     }
 }
@@ -164,6 +193,7 @@ fn gated(
 /// Tokens for which products and activations are one kernel where the device has it: whole tiles and parts of them, fewer tiles
 /// than blocks and more.
 fn whole_gated(activation: Activation, width: usize, table: &mut Table) {
+    let precision = Precision::Fast;
     const TOKENS: usize = 700;
     let (rows, cols) = (2 * width, 320);
     let build = |backend: &mut dyn Backend| {
@@ -192,12 +222,17 @@ fn whole_gated(activation: Activation, width: usize, table: &mut Table) {
     for m in [9, 20, 64, 65, 128, 256, 300, TOKENS] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
-        table.compare(&format!("whole gated {width}, {activation:?}, {m} tokens"), &expected, &got, 1.5e-2);
+        table.compare(
+            &format!("whole gated {width}, {activation:?}, {m} tokens"),
+            &expected,
+            &got,
+            tolerance(precision),
+        );
     }
 }
 
 /// A weight whose parts have different formats, as in Q4_K_M files.
-fn mixed_parts(table: &mut Table) {
+fn mixed_parts(precision: Precision, table: &mut Table) {
     let cols = 512;
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(7);
@@ -223,17 +258,22 @@ fn mixed_parts(table: &mut Table) {
             output,
         )
     };
-    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
     for m in [1, 6, 40] {
         let expected = run(&mut reference, &tokens(m), &program, output);
         let got = run(&mut cuda, &tokens(m), &program, output);
-        table.compare(&format!("gated with parts of three formats, {m} rows"), &expected, &got, 1.5e-2);
+        table.compare(
+            &format!("gated with parts of three formats, {precision:?}, {m} rows"),
+            &expected,
+            &got,
+            tolerance(precision),
+        );
     }
 }
 
-fn norms(table: &mut Table) {
+fn norms(precision: Precision, table: &mut Table) {
     for (name, is_layer) in [("rms", false), ("layer", true)] {
         let cols = 1000;
         let build = |backend: &mut dyn Backend| {
@@ -259,12 +299,17 @@ fn norms(table: &mut Table) {
                 output,
             )
         };
-        let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+        let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
         let (program, output) = build(&mut cuda);
         let _ = build(&mut reference);
         let expected = run(&mut reference, &tokens(5), &program, output);
         let got = run(&mut cuda, &tokens(5), &program, output);
-        table.compare(&format!("{name} norm, then added"), &expected, &got, 1e-2);
+        table.compare(
+            &format!("{name} norm, then added, {precision:?}"),
+            &expected,
+            &got,
+            tolerance(precision),
+        );
     }
 }
 
@@ -407,7 +452,7 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
     input
 }
 
-fn attention(case: &Case, table: &mut Table) {
+fn attention(case: &Case, precision: Precision, table: &mut Table) {
     let hidden_size = 256;
     let build = |backend: &mut dyn Backend| {
         let mut random = Random::new(9);
@@ -471,7 +516,7 @@ fn attention(case: &Case, table: &mut Table) {
         let embed = Embed { weight: source, scale: 1.0, output: hidden };
         (List(vec![Op::Embed(embed), Op::Qkv(qkv), Op::Attention(attention)]), output)
     };
-    let (mut cuda, mut reference) = (backend(), ReferenceBackend::new());
+    let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
     let steps: [Runs; 5] = [
@@ -488,7 +533,7 @@ fn attention(case: &Case, table: &mut Table) {
         got.extend(run(&mut cuda, &input, &program, output));
     }
     let name = format!(
-        "attention {}/{}x{} {:?} block {} split {} window {:?}{}{}{}",
+        "attention {precision:?} {}/{}x{} {:?} block {} split {} window {:?}{}{}{}",
         case.heads,
         case.kv_heads,
         case.head_dim,
@@ -500,5 +545,5 @@ fn attention(case: &Case, table: &mut Table) {
         if case.alibi { " alibi" } else { "" },
         if case.overflows { " overflow" } else { "" }
     );
-    table.compare(&name, &expected, &got, 2e-2);
+    table.compare(&name, &expected, &got, 1.5 * tolerance(precision));
 }

@@ -3,8 +3,8 @@
 use baton_backend::sampling::{SampleScratch, push_sampled, sample_row};
 use baton_backend::testing::Random;
 use baton_backend::{
-    Backend, BufferId, Embed, Logits, Ops, Program, SampleRow, StepInput, StepLimits, StepOutput, Tensor,
-    TokenCount, WeightId, WeightUse,
+    Backend, BufferId, Embed, Logits, Ops, Precision, Program, SampleRow, StepInput, StepLimits, StepOutput,
+    Tensor, TokenCount, WeightId, WeightUse,
 };
 
 use crate::backend;
@@ -51,7 +51,7 @@ fn matrix(rows: usize, random: &mut Random) -> Tensor {
 
 fn check_vocabulary(vocab: usize, table: &mut Table) {
     let mut random = Random::new(vocab as u64);
-    let mut cuda = backend();
+    let mut cuda = backend(Precision::Fast);
     let limits = StepLimits {
         max_tokens: ROWS,
         max_seqs: ROWS,

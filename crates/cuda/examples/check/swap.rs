@@ -9,8 +9,8 @@ use std::time::Instant;
 use baton_backend::testing::Random;
 use baton_backend::{
     Attention, AttentionItem, AttentionPlan, Backend, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec,
-    KvSpec, Linear, Logits, NO_PARTIAL, Ops, Program, Qkv, SampleRow, SharedBytes, StepInput, StepLimits,
-    StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
+    KvSpec, Linear, Logits, NO_PARTIAL, Ops, Precision, Program, Qkv, SampleRow, SharedBytes, StepInput,
+    StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use baton_cuda::CudaBackend;
 
@@ -218,7 +218,7 @@ pub fn check(num_steps: usize, table: &mut Table) {
 }
 
 fn check_contents(dtype: KvDtype, num_steps: usize, table: &mut Table) {
-    let mut cuda = backend();
+    let mut cuda = backend(Precision::Fast);
     let program = build(&mut cuda, dtype);
     let mut random = Random::new(2);
     let mut mirror = Mirror {
@@ -258,7 +258,7 @@ fn check_contents(dtype: KvDtype, num_steps: usize, table: &mut Table) {
 
 /// How much of the swaps' time is hidden: steps alone, and steps that each swap blocks out and others in.
 fn overlap() {
-    let mut cuda = backend();
+    let mut cuda = backend(Precision::Fast);
     let program = build(&mut cuda, KvDtype::BF16);
     let block_bytes = 4 * HIDDEN * BLOCK_SIZE * LAYERS;
     println!("{:>12} {:>12} {:>10}", "blocks a way", "ms a step", "GB/s");

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use baton_backend::Precision;
 use baton_core::SamplingParams;
 use baton_engine::{Engine, EngineConfig};
 use baton_model::{LoadFormat, ModelFiles};
@@ -67,8 +68,8 @@ pub fn run(model: &Path, all: &[Work]) {
     };
     let start = Instant::now();
     let files = ModelFiles::open(model, LoadFormat::Dummy).expect("the model opens");
-    let mut engine =
-        Engine::new(&files, Box::new(backend()), &config, &mut |_| ()).expect("the engine starts");
+    let mut engine = Engine::new(&files, Box::new(backend(Precision::Fast)), &config, &mut |_| ())
+        .expect("the engine starts");
     println!("ready in {:.2} s", start.elapsed().as_secs_f64());
     println!(
         "{:>8} {:>6} {:>6} {:>6} {:>9} {:>9} {:>14} {:>13} {:>7}",

@@ -2,10 +2,10 @@
 
 struct AttentionParams {
     const StepHeader* step;
-    const bf16* query;   // [tokens, heads * head_dim]
+    const real* query;   // [tokens, heads * head_dim]
     const u8* cache;     // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     const float* slopes; // [heads] or null
-    bf16* output;        // [tokens, heads * head_dim]
+    real* output;        // [tokens, heads * head_dim]
     float* partials;     // [slots, heads, head_dim], each divided by its own sum
     float* partial_lse;  // [slots, heads], the logarithm of that sum; minus infinity if no key was seen
     u32* arrivals;       // [merges, kv_heads], how many partials of a merge are there; 0 between launches

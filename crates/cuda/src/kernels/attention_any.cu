@@ -29,7 +29,7 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
                 u32 d = lane + 32 * j;
-                query[j] = d < p.head_dim ? bf16_to_float(p.query[query_at + d]) : 0.0f;
+                query[j] = d < p.head_dim ? real_to_float(p.query[query_at + d]) : 0.0f;
                 sum[j] = 0.0f;
             }
             float max = NEG_INF, total = 0.0f;
@@ -62,7 +62,7 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
             for (u32 j = 0; j < 8; j++) {
                 u32 d = lane + 32 * j;
                 if (d >= p.head_dim) continue;
-                if (item.partial == NONE) p.output[query_at + d] = float_to_bf16(sum[j] * factor);
+                if (item.partial == NONE) p.output[query_at + d] = float_to_real(sum[j] * factor);
                 else p.partials[slot * p.head_dim + d] = sum[j] * factor;
             }
             if (item.partial != NONE && lane == 0) p.partial_lse[slot] = total > 0.0f ? max + logf(total) : NEG_INF;
@@ -102,7 +102,7 @@ KERNEL __launch_bounds__(128) merge_partials(const AttentionParams p) {
         for (u32 j = 0; j < 8; j++) {
             u32 d = lane + 32 * j;
             if (d < p.head_dim)
-                p.output[((u64)merge.query * p.num_heads + head) * p.head_dim + d] = float_to_bf16(sum[j] * factor);
+                p.output[((u64)merge.query * p.num_heads + head) * p.head_dim + d] = float_to_real(sum[j] * factor);
         }
     }
 }

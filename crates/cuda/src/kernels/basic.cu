@@ -14,10 +14,10 @@ __device__ float block_sum(float x, float* shared) {
 
 struct NormParams {
     const StepHeader* step;
-    const bf16* input;  // [rows, cols]
+    const real* input;  // [rows, cols]
     const float* weight; // [cols], or null: the rows are only gathered
     const float* bias;   // [cols] or null
-    bf16* output;        // [rows, cols]
+    real* output;        // [rows, cols]
     u32 cols;
     float eps;
     u32 is_layer_norm, accumulate;
@@ -38,8 +38,8 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
     } else if (row >= p.step->num_tokens) {
         return;
     }
-    const uint4* in = reinterpret_cast<const uint4*>(p.input + (u64)source * p.cols);
-    uint4* out = reinterpret_cast<uint4*>(p.output + (u64)row * p.cols);
+    const Eight* in = reinterpret_cast<const Eight*>(p.input + (u64)source * p.cols);
+    Eight* out = reinterpret_cast<Eight*>(p.output + (u64)row * p.cols);
     if (!p.weight) {
         wait_for_previous();
         for (u32 i = threadIdx.x; i < chunks; i += 256) out[i] = in[i];
@@ -54,17 +54,17 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
         kept_weights[k][1] = weights[2 * i + 1];
     }
     wait_for_previous();
-    uint4 kept[KEPT];
+    Eight kept[KEPT];
 #pragma unroll
     for (u32 k = 0; k < KEPT; k++) {
         u32 i = threadIdx.x + k * 256;
-        kept[k] = i < chunks ? in[i] : make_uint4(0, 0, 0, 0);
+        kept[k] = i < chunks ? in[i] : Eight{};
     }
     // Both moments are summed over the values that are there, kept or not.
     auto sum = [&](float mean, bool squared) {
         float total = 0.0f, v[8];
-        auto add = [&](const uint4& raw) {
-            unpack_bf16(raw, v);
+        auto add = [&](const Eight& raw) {
+            unpack8(raw, v);
 #pragma unroll
             for (int j = 0; j < 8; j++) total += squared ? (v[j] - mean) * (v[j] - mean) : v[j];
         };
@@ -76,17 +76,17 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
     };
     float mean = p.is_layer_norm ? sum(0.0f, false) / (float)p.cols : 0.0f;
     float factor = rsqrtf(sum(mean, true) / (float)p.cols + p.eps);
-    auto finish = [&](u32 i, const uint4& raw, const float4& low, const float4& high) {
+    auto finish = [&](u32 i, const Eight& raw, const float4& low, const float4& high) {
         const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         float v[8], old[8] = {};
-        unpack_bf16(raw, v);
-        if (p.accumulate) unpack_bf16(out[i], old);
+        unpack8(raw, v);
+        if (p.accumulate) unpack8(out[i], old);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             v[j] = (v[j] - mean) * factor * weight[j] + old[j];
             if (p.bias) v[j] += p.bias[8 * i + j];
         }
-        out[i] = pack8_bf16(v);
+        out[i] = pack8(v);
     };
 #pragma unroll
     for (u32 k = 0; k < KEPT; k++) {
@@ -98,12 +98,12 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
 
 struct RopeParams {
     const StepHeader* step;
-    const bf16* projected;   // [tokens, (heads + 2 kv_heads) * head_dim]
+    const real* projected;   // [tokens, (heads + 2 kv_heads) * head_dim]
     const float* bias;       // as wide as a row of projected, or null
     const float* q_norm;     // [head_dim] or null
     const float* k_norm;     // [head_dim] or null
     const float* inv_freq;   // [rotary_dim / 2] or null
-    bf16* query;             // [tokens, heads * head_dim]
+    real* query;             // [tokens, heads * head_dim]
     u8* cache;               // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     u32 num_heads, num_kv_heads, head_dim, half_rotary;
     u32 interleaved, block_shift, cache_type; // as `store_cache` numbers them
@@ -122,7 +122,7 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     float* values = heads[threadIdx.x / 32];
     float *sine = sines[threadIdx.x / 32], *cosine = cosines[threadIdx.x / 32];
     u64 width = (u64)(p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
-    const bf16* in = p.projected + token * width + (u64)head * p.head_dim;
+    const real* in = p.projected + token * width + (u64)head * p.head_dim;
     bool is_query = head < p.num_heads;
     bool is_value = head >= p.num_heads + p.num_kv_heads;
     // The angles do not depend on the kernel before.
@@ -133,7 +133,7 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
     wait_for_previous();
     float squares = 0.0f;
     for (u32 i = lane; i < p.head_dim; i += 32) {
-        float x = bf16_to_float(in[i]);
+        float x = real_to_float(in[i]);
         if (p.bias) x += p.bias[head * p.head_dim + i];
         values[i] = x;
         squares += x * x;
@@ -156,8 +156,8 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
         __syncwarp();
     }
     if (is_query) {
-        bf16* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim;
-        for (u32 i = lane; i < p.head_dim; i += 32) out[i] = float_to_bf16(values[i]);
+        real* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim;
+        for (u32 i = lane; i < p.head_dim; i += 32) out[i] = float_to_real(values[i]);
         return;
     }
     u32 slot = words(p.step, p.step->slots)[token];
@@ -186,12 +186,12 @@ KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
     __syncthreads();
     wait_for_previous();
     u32 num_heads = p.num_heads + 2 * p.num_kv_heads;
-    const bf16* in = p.projected + (u64)token * num_heads * p.head_dim;
+    const real* in = p.projected + (u64)token * num_heads * p.head_dim;
     for (u32 i = threadIdx.x; i < num_heads * lanes; i += 256) {
         u32 head = i / lanes, d = i % lanes * 8, at = head * p.head_dim + d;
         float x[8], y[8];
-        unpack_bf16(*reinterpret_cast<const uint4*>(in + at), x);
-        unpack_bf16(*reinterpret_cast<const uint4*>(in + at + half), y);
+        unpack8(*reinterpret_cast<const Eight*>(in + at), x);
+        unpack8(*reinterpret_cast<const Eight*>(in + at + half), y);
         bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
         if (p.bias) {
 #pragma unroll
@@ -224,9 +224,9 @@ KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
             }
         }
         if (is_query) {
-            bf16* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim + d;
-            *reinterpret_cast<uint4*>(out) = pack8_bf16(x);
-            *reinterpret_cast<uint4*>(out + half) = pack8_bf16(y);
+            real* out = p.query + ((u64)token * p.num_heads + head) * p.head_dim + d;
+            *reinterpret_cast<Eight*>(out) = pack8(x);
+            *reinterpret_cast<Eight*>(out + half) = pack8(y);
         } else {
             u64 block = slot >> p.block_shift;
             u32 offset = slot & ((1u << p.block_shift) - 1), plane_head = head - p.num_heads;
@@ -238,9 +238,9 @@ KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
 }
 
 struct ActivateParams {
-    const bf16* projected; // [rows, 2 * width]: gate, then up
+    const real* projected; // [rows, 2 * width]: gate, then up
     const float* bias;     // [2 * width] or null
-    bf16* output;          // [rows, width]
+    real* output;          // [rows, width]
     u32 rows, width, activation;
 };
 
@@ -250,10 +250,10 @@ KERNEL __launch_bounds__(256) gated_activation(const ActivateParams p) {
     u64 count = (u64)p.rows * p.width / 8;
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) {
         u32 row = (u32)(i / (p.width / 8)), col = (u32)(i % (p.width / 8)) * 8;
-        const bf16* in = p.projected + (u64)row * 2 * p.width + col;
+        const real* in = p.projected + (u64)row * 2 * p.width + col;
         float gate[8], up[8];
-        unpack_bf16(*reinterpret_cast<const uint4*>(in), gate);
-        unpack_bf16(*reinterpret_cast<const uint4*>(in + p.width), up);
+        unpack8(*reinterpret_cast<const Eight*>(in), gate);
+        unpack8(*reinterpret_cast<const Eight*>(in + p.width), up);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             if (p.bias) {
@@ -262,12 +262,12 @@ KERNEL __launch_bounds__(256) gated_activation(const ActivateParams p) {
             }
             gate[j] = activate(p.activation, gate[j]) * up[j];
         }
-        *reinterpret_cast<uint4*>(p.output + (u64)row * p.width + col) = pack8_bf16(gate);
+        *reinterpret_cast<Eight*>(p.output + (u64)row * p.width + col) = pack8(gate);
     }
 }
 
 struct BiasParams {
-    bf16* values;      // [rows, width]
+    real* values;      // [rows, width]
     const float* bias; // [width]
     u32 rows, width;
 };
@@ -277,7 +277,7 @@ KERNEL __launch_bounds__(256) add_bias(const BiasParams p) {
     wait_for_previous();
     u64 count = (u64)p.rows * p.width;
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256)
-        p.values[i] = float_to_bf16(bf16_to_float(p.values[i]) + p.bias[i % p.width]);
+        p.values[i] = float_to_real(real_to_float(p.values[i]) + p.bias[i % p.width]);
 }
 
 struct SoftcapParams {

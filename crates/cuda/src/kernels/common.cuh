@@ -1,7 +1,7 @@
 // What all kernels share: number types without any header, the layout of the uploaded step, and warp reductions.
 //
 // NVRTC is given this text in front of each kernel file, so nothing here needs an include path on the machine it runs on.
-// Activations are bf16 and travel as their 16 bits; every sum is f32.
+// Activations are bf16 and travel as their 16 bits, or f32 where F32_ACTIVATIONS is defined; every sum is f32.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -160,6 +160,34 @@ __device__ __forceinline__ void unpack_bf16(const uint4& raw, float (&v)[8]) {
 __device__ __forceinline__ uint4 pack8_bf16(const float (&v)[8]) {
     return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
+
+// An activation, and eight neighbours.
+#ifdef F32_ACTIVATIONS
+typedef float real;
+struct __align__(16) Eight {
+    float4 low, high;
+};
+
+__device__ __forceinline__ float real_to_float(real x) { return x; }
+__device__ __forceinline__ real float_to_real(float x) { return x; }
+
+__device__ __forceinline__ void unpack8(const Eight& raw, float (&v)[8]) {
+    v[0] = raw.low.x; v[1] = raw.low.y; v[2] = raw.low.z; v[3] = raw.low.w;
+    v[4] = raw.high.x; v[5] = raw.high.y; v[6] = raw.high.z; v[7] = raw.high.w;
+}
+
+__device__ __forceinline__ Eight pack8(const float (&v)[8]) {
+    return {make_float4(v[0], v[1], v[2], v[3]), make_float4(v[4], v[5], v[6], v[7])};
+}
+#else
+typedef bf16 real;
+typedef uint4 Eight;
+
+__device__ __forceinline__ float real_to_float(real x) { return bf16_to_float(x); }
+__device__ __forceinline__ real float_to_real(float x) { return float_to_bf16(x); }
+__device__ __forceinline__ void unpack8(const Eight& raw, float (&v)[8]) { unpack_bf16(raw, v); }
+__device__ __forceinline__ Eight pack8(const float (&v)[8]) { return pack8_bf16(v); }
+#endif
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -376,18 +376,21 @@ struct ConvertParams {
     u32 num_rows, cols;
 };
 
-// One block a tile of 16 rows.
+// Chunks of eight columns that a block converts, of a tile of 16 rows.
+constexpr u32 CONVERT_CHUNKS = 128;
+
 KERNEL __launch_bounds__(256) packed_convert(const ConvertParams p) {
     allow_next();
     wait_for_previous();
     const u8* tile = p.weight + blockIdx.x * p.tile_bytes;
-    u32 rows = min(16u, p.num_rows - blockIdx.x * 16), chunks = p.cols / 8;
+    u32 rows = min(16u, p.num_rows - blockIdx.x * 16);
+    u32 first = blockIdx.y * CONVERT_CHUNKS, end = min(first + CONVERT_CHUNKS, p.cols / 8);
     // A warp takes 256 columns of a row; the warps of a block those of other rows, out of the same records.
     u32 lane = threadIdx.x % 32;
-    for (u32 start = 0; start < chunks; start += 32) {
+    for (u32 start = first; start < end; start += 32) {
         u32 i = start + lane;
         for (u32 row = threadIdx.x / 32; row < rows; row += 8) {
-            if (i >= chunks) continue;
+            if (i >= end) continue;
             float v[8];
             decode(tile, row, i / 4, i % 4, v);
             store(p.output + (u64)(blockIdx.x * 16 + row) * p.cols, i / 4, i % 4, v);

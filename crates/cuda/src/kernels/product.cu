@@ -1,5 +1,5 @@
 // What is done with weights as their file has them: the embedding lookup, and for formats that are not packed (`packed.cu`) the
-// conversion to bf16 for large products, and products with a few rows of activations: one warp a weight row, which is read
+// conversion to what activations are, for large products, and products with a few rows of activations: one warp a weight row, which is read
 // once and multiplied with all the activation rows. Those that are packed are packed here.
 //
 // FORMAT is defined by the caller, and PACKED_BITS, 0 if it is not packed; the numbers are those of `WeightFormat`. A lane takes
@@ -154,7 +154,7 @@ KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
         chunk.decode(v);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= p.scale;
-        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
+        *reinterpret_cast<Eight*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8(v);
     }
 }
 
@@ -162,7 +162,7 @@ KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
 struct ConvertParams {
     const u8* weight;
     u64 row_bytes;
-    bf16* output; // [num_rows, cols]
+    real* output; // [num_rows, cols]
     u32 num_rows, cols;
 };
 
@@ -175,17 +175,17 @@ KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
         float v[8];
         chunk.load(row, i);
         chunk.decode(v);
-        *reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8_bf16(v);
+        *reinterpret_cast<Eight*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8(v);
     }
 }
 
-#if FORMAT != 1 // which becomes bf16
+#if FORMAT != 1 || defined(F32_ACTIVATIONS) // which else becomes bf16
 struct ProductParams {
     const u8* weight; // [num_rows, cols] in this format
     u64 row_bytes;
-    const bf16* input; // [m, cols]
+    const real* input; // [m, cols]
     const float* bias; // [num_rows] or null
-    void* output;      // [m, output_stride], bf16 or f32
+    void* output;      // [m, output_stride], activations or f32
     u32 num_rows, cols, m, output_stride;
     u32 accumulate, is_f32;
     float softcap;     // 0 is none
@@ -196,7 +196,7 @@ struct ProductParams {
 template <int M, int WEIGHTS>
 __device__ __forceinline__ void dot(const ProductParams& p, const u8* (&rows)[WEIGHTS], float (&sum)[WEIGHTS][M]) {
     u32 lane = threadIdx.x % 32;
-    const bf16* inputs[M];
+    const real* inputs[M];
 #pragma unroll
     for (int m = 0; m < M; m++) inputs[m] = p.input + (u64)min((u32)m, p.m - 1) * p.cols;
     constexpr int AHEAD = 2 / WEIGHTS;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void dot(const ProductParams& p, const u8* (&rows)[WE
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 float x[8];
-                unpack_bf16(*reinterpret_cast<const uint4*>(inputs[m] + i + a * 256), x);
+                unpack8(*reinterpret_cast<const Eight*>(inputs[m] + i + a * 256), x);
 #pragma unroll
                 for (int w = 0; w < WEIGHTS; w++)
 #pragma unroll
@@ -257,8 +257,8 @@ __device__ __forceinline__ void product(const ProductParams& p) {
         if (p.is_f32) {
             reinterpret_cast<float*>(p.output)[at] = soften(result, p.softcap);
         } else {
-            bf16* output = reinterpret_cast<bf16*>(p.output);
-            output[at] = float_to_bf16(p.accumulate ? bf16_to_float(output[at]) + result : result);
+            real* output = reinterpret_cast<real*>(p.output);
+            output[at] = float_to_real(p.accumulate ? real_to_float(output[at]) + result : result);
         }
     }
 }
@@ -278,12 +278,12 @@ __device__ __forceinline__ void gated(const ProductParams& p) {
     for (int m = 0; m < M; m++) {
         if (m >= p.m) break;
         float result = activate(p.activation, sum[0][m] + gate_bias) * (sum[1][m] + up_bias);
-        reinterpret_cast<bf16*>(p.output)[(u64)m * p.output_stride + row] = float_to_bf16(result);
+        reinterpret_cast<real*>(p.output)[(u64)m * p.output_stride + row] = float_to_real(result);
     }
 }
 
 KERNEL __launch_bounds__(128) product_1(const ProductParams p) { product<1>(p); }
-KERNEL __launch_bounds__(128) product_2(const ProductParams p) { product<2>(p); }
+KERNEL __launch_bounds__(128, 8) product_2(const ProductParams p) { product<2>(p); }
 KERNEL __launch_bounds__(128, 4) product_4(const ProductParams p) { product<4>(p); }
 KERNEL __launch_bounds__(128, 4) product_8(const ProductParams p) { product<8>(p); }
 KERNEL __launch_bounds__(128) gated_1(const ProductParams p) { gated<1>(p); }

@@ -10,7 +10,7 @@ struct EmbedParams {
     const u32* drawn; // tokens of the step before, for rows that name a sample instead of a token
     const u8* weight;
     u64 unit_bytes;   // of a row, or of a packed tile of 16
-    bf16* output;     // [tokens, cols]
+    real* output;     // [tokens, cols]
     u32 first_row, num_rows, cols; // which tokens this part of the weight holds
     float scale;
 };
