@@ -1,11 +1,12 @@
 //! `baton bench startup`: how long a server takes from its start to being ready, as a child process of its own.
 //!
-//! Cold means that the model's file is not in the system's file cache; warm means that it has just been read. The cache
-//! is emptied for that one file with `dd`, which needs no rights; where there is no `dd`, there is no cold start.
+//! Cold means that the model's file is not in the system's file cache, and that no kernels of an earlier start are there;
+//! warm means that there was one just before. The cache is emptied for that one file with `dd`, which needs no rights; where
+//! there is no `dd`, there is no cold start.
 
 use std::fmt::Write;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -18,10 +19,13 @@ use crate::stats::Distribution;
 #[derive(Clone, Debug)]
 pub struct StartupOptions {
     /// The program and the arguments that start a server.
-    pub program: std::path::PathBuf,
+    pub program: PathBuf,
     pub args: Vec<String>,
     /// Files whose cached contents a cold start must not find.
-    pub files: Vec<std::path::PathBuf>,
+    pub files: Vec<PathBuf>,
+    /// A folder that is removed before and after a cold start, and the environment that makes it the cache of one.
+    pub cold_folder: PathBuf,
+    pub cold_environment: Vec<(&'static str, PathBuf)>,
     pub num_iters_cold: usize,
     pub num_iters_warm: usize,
 }
@@ -52,15 +56,18 @@ pub fn run(options: &StartupOptions, bar: &ProgressBar) -> Result<StartupResult,
             options.files.iter().for_each(|file| {
                 forget(file);
             });
-            result.cold_s.push(start(options)?);
+            let _ = std::fs::remove_dir_all(&options.cold_folder);
+            let started = start(options, &options.cold_environment);
+            let _ = std::fs::remove_dir_all(&options.cold_folder);
+            result.cold_s.push(started?);
         }
         bar.inc(1);
     }
     bar.set_message("warm");
-    start(options)?;
+    start(options, &[])?;
     bar.inc(1);
     for _ in 0..options.num_iters_warm {
-        result.warm_s.push(start(options)?);
+        result.warm_s.push(start(options, &[])?);
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -78,11 +85,12 @@ fn forget(file: &Path) -> bool {
 }
 
 /// Seconds from the start of the process to the line that says it is ready.
-fn start(options: &StartupOptions) -> Result<f64, BenchError> {
+fn start(options: &StartupOptions, environment: &[(&str, PathBuf)]) -> Result<f64, BenchError> {
     let failed = |cause: String| BenchError::Failed(format!("the server did not start: {cause}"));
     let started = Instant::now();
     let child = Command::new(&options.program)
         .args(&options.args)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -91,10 +91,10 @@ pub struct ThroughputArgs {
 pub struct StartupArgs {
     /// File, directory or name; without one, the default model
     pub model: Option<String>,
-    /// Starts with the model's file out of the system's cache
+    /// Starts with the model's file out of the system's cache, and without kernels of earlier ones
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_iters_cold: usize,
-    /// Starts with the file in the cache
+    /// Starts with all of it there
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_iters_warm: usize,
     #[command(flatten)]

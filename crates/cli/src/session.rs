@@ -10,7 +10,7 @@ use anyhow::Result;
 use baton_backend::{Backend, MockBackend, MockOptions, WeightFormat};
 use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions, Machine};
-use baton_cuda::{CudaBackend, CudaOptions};
+use baton_cuda::{CudaBackend, CudaOptions, Missing, StartError};
 use baton_engine::Engine;
 use baton_grammar::GrammarCompiler;
 use baton_model::{
@@ -68,7 +68,16 @@ pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
         return Ok(Box::new(MockBackend::new(MockOptions { step_time })));
     }
     if let Some(options) = cuda_options(args) {
-        return Ok(Box::new(CudaBackend::new(options)?));
+        match CudaBackend::new(options) {
+            Ok(backend) => return Ok(Box::new(backend)),
+            // Where there is a driver, a GPU was probably meant.
+            Err(StartError::Missing(missing)) if args.device == DeviceArg::Auto => {
+                if missing != Missing::Driver {
+                    eprintln!("note: this runs on the CPU: {missing}");
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     let all = Machine::read().default_threads();
     let threads = args.threads.unwrap_or(all);
@@ -83,13 +92,13 @@ pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
     Ok(Box::new(CpuBackend::new(options)?))
 }
 
-/// How the GPU that `--device` means is opened; nothing where it means the CPU.
+/// How the GPU that `--device` means is opened, if there is one; nothing where it means the CPU.
 pub fn cuda_options(args: &EngineArgs) -> Option<CudaOptions> {
     let ordinal = match args.device {
         _ if args.is_mock() => return None,
         DeviceArg::Cuda(ordinal) => ordinal,
-        DeviceArg::Auto if CudaBackend::probe().is_ok() => 0,
-        DeviceArg::Auto | DeviceArg::Cpu => return None,
+        DeviceArg::Auto => 0,
+        DeviceArg::Cpu => return None,
     };
     let (enforce_eager, precision) = (args.enforce_eager, args.precision());
     Some(CudaOptions { ordinal, enforce_eager, precision, ..CudaOptions::default() })

@@ -1,7 +1,6 @@
 //! The life of the device: load, create, submit, collect.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
@@ -11,17 +10,18 @@ use baton_backend::{
 use half::bf16;
 
 use crate::clock::StepClock;
-use crate::gated::MIN_BUSY;
 use crate::gemm::Gemm;
-use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
+use crate::gpu::{DeviceMemory, Gpu};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
 use crate::layout::{TILE_ROWS, activation_format};
 use crate::ops::{Run, meeting_bytes, unsupported};
+use crate::options::CudaOptions;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
-use crate::probe::{Missing, probe};
+use crate::pinned::PinnedMemory;
+use crate::probe::{Missing, Probed, StartError, probe};
 use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
@@ -36,47 +36,6 @@ const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 const MAX_IN_FLIGHT: usize = 2;
-const SKINNY_ROWS: usize = 8;
-
-#[derive(Clone, Debug)]
-pub struct CudaOptions {
-    /// Which device, as `nvidia-smi` numbers them.
-    pub ordinal: usize,
-    /// Launch every kernel of every step instead of replaying recorded steps.
-    pub enforce_eager: bool,
-    /// Where compiled kernels and the choices of products are kept; `None` keeps none.
-    pub cache_dir: Option<PathBuf>,
-    /// Memory for partial results of attention that is split over a long context.
-    pub partial_bytes: usize,
-    /// Products of bf16 weights with at most this many tokens are done by our own tensor-core kernels, larger ones by
-    /// cuBLASLt.
-    pub skinny_rows: usize,
-    /// Gated products of bf16 weights that keep at least so much of the device busy, in percent, are one kernel of our own with
-    /// their activation.
-    pub gated_min_busy: usize,
-    /// [`Precision::Full`] takes no tensor cores and is many times slower.
-    pub precision: Precision,
-    /// All products of bf16 weights are cuBLASLt's, whatever the other options say: to compare with.
-    pub library_products: bool,
-}
-
-impl Default for CudaOptions {
-    fn default() -> Self {
-        let cache = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-        Self {
-            ordinal: 0,
-            enforce_eager: false,
-            cache_dir: cache.map(|cache| cache.join("baton/kernels")),
-            partial_bytes: 256 << 20,
-            skinny_rows: SKINNY_ROWS,
-            gated_min_busy: MIN_BUSY,
-            precision: Precision::Fast,
-            library_products: false,
-        }
-    }
-}
 
 /// See the crate.
 #[derive(Debug)]
@@ -176,22 +135,27 @@ struct InFlight {
 impl CudaBackend {
     /// The devices of this machine, or what is missing to use one. Never panics.
     pub fn probe() -> Result<Vec<DeviceInfo>, Missing> {
-        Ok(probe()?.iter().map(|properties| properties.info(properties.total_bytes)).collect())
+        let Probed { devices, compiler, gemm } = probe()?;
+        compiler.wait().and_then(|()| gemm.wait())?;
+        Ok(devices.iter().map(|properties| properties.info(properties.total_bytes)).collect())
     }
 
-    pub fn new(options: CudaOptions) -> Result<Self, BackendError> {
-        let devices = probe().map_err(|missing| unsupported(format!("CUDA: {missing}")))?;
+    pub fn new(options: CudaOptions) -> Result<Self, StartError> {
+        let Probed { devices, compiler, gemm } = probe()?;
         let count = devices.len();
         let properties = devices.into_iter().nth(options.ordinal);
         let properties = properties
             .ok_or_else(|| unsupported(format!("cuda:{}: there are {count} devices", options.ordinal)))?;
         if properties.capability < (8, 0) {
-            return Err(unsupported(format!("{}: it is older than compute capability 8.0", properties.name)));
+            let what = format!("{}: it is older than compute capability 8.0", properties.name);
+            return Err(unsupported(what).into());
         }
         // Compiling takes longest and needs nothing of the device.
+        compiler.wait()?;
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
+        gemm.wait()?;
         let gemm = Gemm::new(&gpu, options.precision, cache_dir.as_deref())?;
         let is_plain = options.library_products || options.precision == Precision::Full;
         let nothing = || gpu.allocate(0, "nothing yet");

@@ -14,6 +14,7 @@ use cudarc::driver::{CudaContext, DriverError};
 
 use crate::clock::from_milliseconds;
 use crate::params::TensorMap;
+use crate::pinned::PinnedMemory;
 use crate::probe::Properties;
 
 /// Every failure of the driver, with what was being done.
@@ -53,9 +54,9 @@ impl Stream {
         offset: usize,
         bytes: usize,
     ) -> Result<(), BackendError> {
-        assert!(bytes <= from.bytes && offset + bytes <= to.bytes, "an upload stays within its memory");
+        assert!(bytes <= from.bytes() && offset + bytes <= to.bytes, "an upload stays within its memory");
         // SAFETY: both ranges were just checked; the pinned side outlives the copy, which its owner waits for.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.pointer.cast(), bytes, self.0) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to.pointer + offset as u64, from.as_ptr().cast(), bytes, self.0) }
             .result()
             .map_err(failed("copying to the device"))
     }
@@ -125,17 +126,7 @@ impl Gpu {
     /// Host memory that the device can copy from and read directly.
     pub(crate) fn allocate_pinned(&self, bytes: usize, what: &str) -> Result<PinnedMemory, BackendError> {
         self.bind()?;
-        let bytes = bytes.max(1);
-        // SAFETY: the context is current; the memory is freed once, by `PinnedMemory`.
-        let pointer =
-            unsafe { driver::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(|_| {
-                BackendError::OutOfMemory {
-                    what: format!("{what} (pinned host memory)"),
-                    needed_bytes: bytes as u64,
-                    free_bytes: 0,
-                }
-            })?;
-        Ok(PinnedMemory { pointer: pointer.cast(), bytes, context: Arc::clone(&self.context) })
+        PinnedMemory::new(Arc::clone(&self.context), bytes, what)
     }
 
     /// Starts copying `bytes` bytes of pinned memory.
@@ -155,9 +146,9 @@ impl Gpu {
         to: &PinnedMemory,
         bytes: usize,
     ) -> Result<(), BackendError> {
-        assert!(bytes <= from.bytes && bytes <= to.bytes, "a download stays within its memory");
+        assert!(bytes <= from.bytes && bytes <= to.bytes(), "a download stays within its memory");
         // SAFETY: as for `upload`.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.pointer, bytes, self.stream.0) }
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from.pointer, bytes, self.stream.0) }
             .result()
             .map_err(failed("copying from the device"))
     }
@@ -304,54 +295,6 @@ impl Drop for DeviceMemory {
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: allocated by `Gpu::allocate`, freed here only; the driver waits for work that uses it.
             let _ = unsafe { driver::free_sync(self.pointer) };
-        }
-    }
-}
-
-/// Page-locked host memory.
-#[derive(Debug)]
-pub(crate) struct PinnedMemory {
-    pointer: *mut u8,
-    bytes: usize,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: plain memory, owned by this.
-unsafe impl Send for PinnedMemory {}
-
-impl PinnedMemory {
-    /// Pinned memory has the same address on the device (unified addressing, which every supported device has).
-    pub(crate) fn address(&self) -> u64 {
-        self.pointer as u64
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocation is this long and zeroed or written by the driver; reads of unfinished copies are prevented
-        // by waiting for their step.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
-    }
-
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
-    }
-
-    pub(crate) fn words(&self) -> &[u32] {
-        // SAFETY: page-aligned, so aligned for u32; any bits are a u32.
-        unsafe { std::slice::from_raw_parts(self.pointer.cast(), self.bytes / 4) }
-    }
-
-    pub(crate) fn words_mut(&mut self) -> &mut [u32] {
-        // SAFETY: as above, and the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.cast(), self.bytes / 4) }
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `Gpu::allocate_pinned`, freed here only.
-            let _ = unsafe { driver::free_host(self.pointer.cast()) };
         }
     }
 }

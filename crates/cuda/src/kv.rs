@@ -5,7 +5,8 @@
 
 use baton_backend::{AttentionItem, BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput};
 
-use crate::gpu::{DeviceMemory, Gpu, PinnedMemory};
+use crate::gpu::{DeviceMemory, Gpu};
+use crate::pinned::PinnedMemory;
 use crate::swap::max_swaps;
 
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub(crate) struct KvCache {
     spec: KvSpec,
     pub(crate) block_shift: u32,
     pub(crate) layers: Vec<Layer>,
+    /// The blocks that were swapped out, layer after layer.
+    host: Option<PinnedMemory>,
     num_device_blocks: usize,
     num_host_blocks: usize,
 }
@@ -20,7 +23,8 @@ pub(crate) struct KvCache {
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) device: DeviceMemory,
-    pub(crate) host: Option<PinnedMemory>,
+    /// Where this layer's begin in the pinned memory.
+    host_offset: usize,
     pub(crate) block_bytes: usize,
 }
 
@@ -54,18 +58,22 @@ impl KvCache {
         num_device_blocks: usize,
         num_host_blocks: usize,
     ) -> Result<Self, BackendError> {
+        let mut host_bytes = 0_usize;
         let new_layer = |layer: &KvLayerSpec| {
             let block_bytes = 2 * layer.num_kv_heads * layer.head_dim * spec.block_size * spec.dtype.bytes();
             let bytes = |blocks: usize| block_bytes.checked_mul(blocks).unwrap_or(usize::MAX / 2);
-            let host = (num_host_blocks > 0)
-                .then(|| gpu.allocate_pinned(bytes(num_host_blocks), "the swap space"))
-                .transpose()?;
-            Ok(Layer { device: gpu.allocate(bytes(num_device_blocks), "the KV cache")?, host, block_bytes })
+            let host_offset = host_bytes;
+            host_bytes = host_bytes.saturating_add(bytes(num_host_blocks));
+            let device = gpu.allocate(bytes(num_device_blocks), "the KV cache")?;
+            Ok(Layer { device, host_offset, block_bytes })
         };
+        let layers = spec.layers.iter().map(new_layer).collect::<Result<_, BackendError>>()?;
+        let host = (host_bytes > 0).then(|| gpu.allocate_pinned(host_bytes, "the swap space")).transpose()?;
         Ok(Self {
             spec: spec.clone(),
             block_shift: spec.block_size.trailing_zeros(),
-            layers: spec.layers.iter().map(new_layer).collect::<Result<_, BackendError>>()?,
+            layers,
+            host,
             num_device_blocks,
             num_host_blocks,
         })
@@ -73,6 +81,12 @@ impl KvCache {
 
     pub(crate) fn layer_spec(&self, layer: usize) -> KvLayerSpec {
         self.spec.layers[layer]
+    }
+
+    /// Where a layer's swapped blocks begin; 0 where there is no swap space.
+    pub(crate) fn host_address(&self, layer: usize) -> u64 {
+        let start = self.host.as_ref().map(PinnedMemory::address);
+        start.map_or(0, |start| start + self.layers[layer].host_offset as u64)
     }
 
     pub(crate) fn num_layers(&self) -> usize {

@@ -1,6 +1,8 @@
 //! What of CUDA this machine has. Asking never fails and never panics: a machine without a GPU is a normal machine.
 
-use baton_backend::DeviceInfo;
+use std::thread::JoinHandle;
+
+use baton_backend::{BackendError, DeviceInfo};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use thiserror::Error;
@@ -20,6 +22,15 @@ pub enum Missing {
     Library { library: &'static str },
 }
 
+/// Why a device did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    #[error("CUDA: {0}")]
+    Missing(#[from] Missing),
+    #[error(transparent)]
+    Device(#[from] BackendError),
+}
+
 /// What the rest of the crate wants to know about a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Properties {
@@ -32,28 +43,49 @@ pub(crate) struct Properties {
     pub(crate) total_bytes: u64,
 }
 
-pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
+/// A library that is being opened. From a cold disk the largest takes half a second, and other things can be done meanwhile.
+#[derive(Debug)]
+pub(crate) struct Library {
+    name: &'static str,
+    thread: JoinHandle<bool>,
+}
+
+impl Library {
+    fn open(name: &'static str, open: fn() -> bool) -> Self {
+        Self { name, thread: std::thread::spawn(open) }
+    }
+
+    pub(crate) fn wait(self) -> Result<(), Missing> {
+        if self.thread.join().expect("opening a library does not panic") {
+            Ok(())
+        } else {
+            Err(Missing::Library { library: self.name })
+        }
+    }
+}
+
+/// The devices of this machine; the two libraries are on their way.
+pub(crate) struct Probed {
+    pub(crate) devices: Vec<Properties>,
+    pub(crate) compiler: Library,
+    pub(crate) gemm: Library,
+}
+
+pub(crate) fn probe() -> Result<Probed, Missing> {
     // SAFETY: only tries to open a library by its usual names.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(Missing::Driver);
     }
-    // They are large, and the driver takes its time too.
-    let libraries = [
-        ("NVRTC (libnvrtc.so)", std::thread::spawn(open_compiler)),
-        ("cuBLASLt (libcublasLt.so)", std::thread::spawn(open_gemm)),
-    ];
+    let compiler = Library::open("NVRTC (libnvrtc.so)", open_compiler);
+    let gemm = Library::open("cuBLASLt (libcublasLt.so)", open_gemm);
     let device = |error: driver::DriverError| Missing::Device { cause: error.to_string() };
     driver::init().map_err(device)?;
     let count = driver::device::get_count().map_err(device)?;
     if count == 0 {
         return Err(Missing::Device { cause: "there is none".to_owned() });
     }
-    for (library, thread) in libraries {
-        if !thread.join().expect("opening a library does not panic") {
-            return Err(Missing::Library { library });
-        }
-    }
-    (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect()
+    let devices = (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect::<Result<_, _>>()?;
+    Ok(Probed { devices, compiler, gemm })
 }
 
 /// False where it is missing. Otherwise it stays open: the first call of a function does that.

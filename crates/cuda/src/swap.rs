@@ -13,11 +13,12 @@ use std::collections::HashSet;
 
 use baton_backend::{BackendError, BlockCopy, StepInput};
 
-use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory, Stream};
+use crate::gpu::{DeviceMemory, Event, Gpu, Stream};
 use crate::kernels::Kernels;
 use crate::kv::{KvCache, independent_runs};
 use crate::pack::Packed;
 use crate::params::{Address, MoveParams};
+use crate::pinned::PinnedMemory;
 
 /// Blocks of threads that copy within the device, and that swap: a few have enough loads in flight for the bus, and more would
 /// take room from the step that runs beside them.
@@ -103,7 +104,7 @@ impl Swapper {
         let order = order(input, &written);
         let lists = [&order.first, &input.swap_in, &order.beside];
         self.upload(&lists)?;
-        let host = |layer: usize| kv.layers[layer].host.as_ref().map_or(0, PinnedMemory::address);
+        let host = |layer: usize| kv.host_address(layer);
         let device = |layer: usize| kv.layers[layer].device.address();
         let mut pairs = self.pairs.address();
         let mover = |list: &[BlockCopy], pairs| Mover {

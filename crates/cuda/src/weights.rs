@@ -3,10 +3,11 @@
 
 use baton_backend::{BackendError, Precision, RandomFill, Tensor, WeightFormat, WeightUse};
 
-use crate::gpu::{DeviceMemory, Event, Gpu, PinnedMemory};
+use crate::gpu::{DeviceMemory, Event, Gpu};
 use crate::kernels::Kernels;
 use crate::layout::{Layout, activation_format};
 use crate::params::{Address, ConvertParams, FillParams, PackParams};
+use crate::pinned::PinnedMemory;
 
 const STAGING_BYTES: usize = 16 << 20;
 

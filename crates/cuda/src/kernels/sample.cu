@@ -254,7 +254,8 @@ struct Row {
         __syncthreads();
     }
 
-    // Calls `visit(id, logit)` for this block's tokens, in no order. Several are asked for at once.
+    // Calls `visit(id, logit)` for this block's tokens, in no order. Several are asked for at once. The calls are not unrolled, or
+    // there would be too much to compile: instead the values move up.
     template <class Visit>
     __device__ __forceinline__ void for_all(const float* logits, Visit visit) const {
         constexpr int AHEAD = 8;
@@ -263,9 +264,12 @@ struct Row {
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
                 values[j] = first + j * THREADS < end ? __ldcg(logits + first + j * THREADS) : 0.0f;
+#pragma unroll 1
+            for (u32 id = first; id < min(first + AHEAD * THREADS, end); id += THREADS) {
+                visit(id, clean(values[0]));
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-                if (first + j * THREADS < end) visit(first + j * THREADS, clean(values[j]));
+                for (int j = 1; j < AHEAD; j++) values[j - 1] = values[j];
+            }
         }
     }
 
@@ -395,15 +399,18 @@ __device__ __forceinline__ void for_kept(const float* logits, const Row& row, Cu
             u32 id = first + j * 32 + lane;
             values[j] = id < end ? clean(__ldcg(logits + id)) : NEG_INF;
         }
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            u32 id = first + j * 32 + lane, key = key_of(values[j]);
+#pragma unroll 1
+        for (u32 id = first + lane; id < first + lane + 32 * AHEAD; id += 32) {
+            float logit = values[0];
+            u32 key = key_of(logit);
             bool is_equal = id < end && key == cut.key;
             u32 ballot = __ballot_sync(NONE, is_equal);
             u32 place = equals_before + __popc(ballot & ((1u << lane) - 1));
             bool is_kept = id < end && (key > cut.key || (is_equal && place < cut.equals));
             equals_before += __popc(ballot);
-            if (visit(id, values[j], is_kept)) return;
+            if (visit(id, logit, is_kept)) return;
+#pragma unroll
+            for (int j = 1; j < AHEAD; j++) values[j - 1] = values[j];
         }
     }
 }

@@ -24,7 +24,7 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     let device = open_backend(&args.engine)?.device();
     writeln!(out, "{}", device.description)?;
     out.flush()?;
-    let cuda = cuda_options(&args.engine);
+    let cuda = cuda_options(&args.engine).filter(|_| device.name != "cpu");
     let limits = || -> Result<KernelLimits> {
         match &cuda {
             Some(options) => cuda_limits(options),

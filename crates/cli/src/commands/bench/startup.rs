@@ -7,6 +7,7 @@ use baton_bench::StartupOptions;
 
 use super::{bar, write_result};
 use crate::bench_args::StartupArgs;
+use crate::cache;
 use crate::model_path;
 
 /// Flags of this command that a server does not know, each with a value.
@@ -19,10 +20,19 @@ pub fn run(args: &StartupArgs, out: &mut dyn Write) -> Result<()> {
     let typed = std::env::args().skip(1).skip_while(|arg| arg != "startup").skip(1);
     let mut child_args = vec!["serve".to_owned(), "--port=0".to_owned(), "--log-level=error".to_owned()];
     child_args.extend(of_server(typed));
+    // Kernels are kept by us, and by NVIDIA's compiler; models stay where they are.
+    let cold_folder = std::env::temp_dir().join(format!("baton-startup-{}", std::process::id()));
+    let cold_environment = vec![
+        ("BATON_HOME", cache::home()?),
+        ("XDG_CACHE_HOME", cold_folder.clone()),
+        ("CUDA_CACHE_PATH", cold_folder.join("nvidia")),
+    ];
     let options = StartupOptions {
         program: std::env::current_exe().context("this program's own file is not known")?,
         args: child_args,
         files: vec![found.path.clone()],
+        cold_folder,
+        cold_environment,
         num_iters_cold: args.num_iters_cold,
         num_iters_warm: args.num_iters_warm,
     };
