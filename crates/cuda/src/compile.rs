@@ -47,9 +47,11 @@ pub(crate) const PACKED_BITS: [u32; 4] = [4, 5, 6, 8];
 pub(crate) enum Unit {
     Basic(Precision),
     Product(WeightFormat, Precision),
+    /// Products, or gated products and lookups: two, so that they compile beside each other.
     Packed {
         bits: u32,
         tiles: u32,
+        is_gated: bool,
     },
     Skinny {
         tiles: u32,
@@ -82,7 +84,7 @@ impl Unit {
         }
         units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
         for bits in PACKED_BITS {
-            units.extend(PACKED_TILES.map(|tiles| Self::Packed { bits, tiles }));
+            units.extend(Self::packed(bits));
         }
         units.extend(has_gated(architecture).then_some(Self::Gated));
         for head_dim in HEAD_DIMS {
@@ -92,6 +94,13 @@ impl Unit {
             }
         }
         units
+    }
+
+    /// All of one packing.
+    pub(crate) fn packed(bits: u32) -> impl Iterator<Item = Self> {
+        PACKED_TILES
+            .into_iter()
+            .flat_map(move |tiles| [false, true].map(|is_gated| Self::Packed { bits, tiles, is_gated }))
     }
 
     fn source(self) -> String {
@@ -133,7 +142,11 @@ impl Unit {
                 ]);
                 defines
             }
-            Self::Packed { bits, tiles } => vec![format!("-DBITS={bits}"), format!("-DTILES={tiles}")],
+            Self::Packed { bits, tiles, is_gated } => vec![
+                format!("-DBITS={bits}"),
+                format!("-DTILES={tiles}"),
+                format!("-DIS_GATED={}", u8::from(is_gated)),
+            ],
             Self::AttentionFew(tiling) | Self::AttentionMany(tiling) => vec![
                 format!("-DHEAD_DIM={}", tiling.head_dim),
                 format!("-DIS_F16={}", u8::from(tiling.cache != KvDtype::BF16)),
@@ -149,7 +162,7 @@ impl Unit {
         match self {
             Self::Basic(precision) => format!("basic {precision:?}"),
             Self::Product(format, precision) => format!("product {format} {precision:?}"),
-            Self::Packed { bits, tiles } => format!("packed {bits} {tiles}"),
+            Self::Packed { bits, tiles, is_gated } => format!("packed {bits} {tiles} {is_gated}"),
             Self::Skinny { tiles } => format!("skinny {tiles}"),
             Self::Gated => "gated".to_owned(),
             Self::AttentionAny(precision) => format!("attention_any {precision:?}"),

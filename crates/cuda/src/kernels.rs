@@ -201,8 +201,8 @@ impl Kernels {
         for format in formats {
             self.compiler.start(Unit::Product(*format, precision));
             if let Layout::Packed { bits } = Layout::of_product(*format, precision) {
-                for tiles in PACKED_TILES {
-                    self.compiler.start(Unit::Packed { bits, tiles });
+                for unit in Unit::packed(bits) {
+                    self.compiler.start(unit);
                 }
             }
             let is_bf16 = Layout::of_product(*format, precision) == Layout::Plain(WeightFormat::BF16);
@@ -279,13 +279,14 @@ impl Kernels {
         }
         let mut products = Vec::with_capacity(PACKED_TILES.len());
         for tiles in PACKED_TILES {
-            let module = self.compiler.load(Unit::Packed { bits, tiles })?;
-            products.push(module.packed_products(bits, tiles)?);
+            let plain = self.compiler.load(Unit::Packed { bits, tiles, is_gated: false })?;
+            let gated = self.compiler.load(Unit::Packed { bits, tiles, is_gated: true })?;
+            products.push(packed_products(&plain, &gated, bits, tiles)?);
             if tiles == 1 {
-                self.embeds.insert(layout, module.function("packed_embed")?);
-                self.converts.insert(layout, module.function("packed_convert")?);
+                self.embeds.insert(layout, gated.function("packed_embed")?);
+                self.converts.insert(layout, gated.function("packed_convert")?);
             }
-            self.modules.push(module);
+            self.modules.extend([plain, gated]);
         }
         self.products.insert(layout, products);
         Ok(())
@@ -433,25 +434,31 @@ impl Module {
         };
         PRODUCT_ROWS.into_iter().map(kernels).collect()
     }
+}
 
-    fn packed_products(&self, bits: u32, tiles: u32) -> Result<ProductKernels, BackendError> {
-        // As in `packed.cu`: warps, each with a ring of records and activations, and tiles of 16 rows.
-        let kernel = |name: &str, warps: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
+fn packed_products(
+    plain: &Module,
+    gated: &Module,
+    bits: u32,
+    tiles: u32,
+) -> Result<ProductKernels, BackendError> {
+    // As in `packed.cu`: warps, each with a ring of records and activations, and tiles of 16 rows.
+    let kernel =
+        |module: &Module, name: &str, warps: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
             let stages = if tiles == 1 && (row_tiles == 1 || bits == 4) { 4 } else { 3 };
             let stage_bytes = row_tiles * record_bytes(bits) as u32 + tiles * 8 * 128;
             let shared_bytes = warps * stages * stage_bytes;
-            let function = self.function(name)?;
+            let function = module.function(name)?;
             allow_shared(function, shared_bytes)?;
             let rows = TILE_ROWS as u32 * row_tiles;
             Ok(ProductKernel { function, threads: 32 * warps, shared_bytes, rows, max_m: 8 * tiles })
         };
-        let gated = kernel("packed_gated", 8, 2)?;
-        Ok(ProductKernels {
-            plain: kernel("packed_product", 8, 2)?,
-            narrow: Some(kernel("packed_narrow", if tiles == 1 { 12 } else { 8 }, 1)?),
-            gated: ProductKernel { rows: gated.rows / 2, ..gated },
-        })
-    }
+    let gated = kernel(gated, "packed_gated", 8, 2)?;
+    Ok(ProductKernels {
+        plain: kernel(plain, "packed_product", 8, 2)?,
+        narrow: Some(kernel(plain, "packed_narrow", if tiles == 1 { 12 } else { 8 }, 1)?),
+        gated: ProductKernel { rows: gated.rows / 2, ..gated },
+    })
 }
 
 impl Skinny {

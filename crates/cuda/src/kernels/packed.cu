@@ -310,12 +310,15 @@ __device__ __forceinline__ void product(const ProductParams& p) {
 #define PRODUCT(NAME, BLOCKS, WARPS, ROW_TILES, GATED) \
     KERNEL __launch_bounds__(WARPS * 32, BLOCKS) NAME(const ProductParams p) { product<WARPS, ROW_TILES, GATED>(p); }
 
+#if !IS_GATED
 PRODUCT(packed_product, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, false)
-PRODUCT(packed_gated, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, true)
 // For few rows: of smaller blocks there are more.
 PRODUCT(packed_narrow, 2, (TILES == 1 ? 12 : 8), 1, false)
+#else
+PRODUCT(packed_gated, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, true)
+#endif
 
-#if TILES == 1
+#if TILES == 1 && IS_GATED
 // Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
 __device__ __forceinline__ void decode(const u8* tile, u32 row, u32 group, u32 part, float (&v)[8]) {
     const u8* record = tile + (u64)(group / 2) * RECORD;

@@ -516,10 +516,15 @@ __device__ bool draw(const float* logits, Row& row, float highest, const SampleR
     Outcome outcome = draw_listed(logits, row, scale, sample, p, s);
     if (outcome != UNKNOWN) return outcome == MINE;
     Cut cut = {0, NONE}; // everything
-    if (sample.top_k > 0 && sample.top_k < p.vocab) cut = find_cut(logits, row, scale, sample.top_k, 0.0f, s);
-    scale.by_weight = true;
-    scale.within = cut;
-    if (sample.top_p < 1.0f) cut = find_cut(logits, row, scale, 1, fmaxf(sample.top_p, 1e-38f), s);
+    // First top-k, then top-p within it: in one place, or there would be twice as much to compile.
+#pragma unroll 1
+    for (int by_weight = 0; by_weight < 2; by_weight++) {
+        scale.by_weight = by_weight;
+        scale.within = cut;
+        float share = by_weight ? fmaxf(sample.top_p, 1e-38f) : 0.0f;
+        bool is_cut = by_weight ? sample.top_p < 1.0f : sample.top_k > 0 && sample.top_k < p.vocab;
+        if (is_cut) cut = find_cut(logits, row, scale, by_weight ? 1 : sample.top_k, share, s);
+    }
     // What each block has: the weights of larger keys, and how many equals.
     u64 larger = 0, num_equals = 0;
     row.for_all(logits, [&](u32, float logit) {
