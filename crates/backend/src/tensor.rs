@@ -193,6 +193,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_format_becomes_f32() {
+        let mut random = crate::testing::Random::new(3);
+        for format in WeightFormat::ALL {
+            let tensor = crate::testing::random_tensor(format, 3, 512, 1.0, &mut random);
+            let same = tensor.to_f32().unwrap();
+            assert_eq!((same.format(), same.rows(), same.cols()), (WeightFormat::F32, 3, 512));
+            for row in 0..3 {
+                let mut values = vec![0.0; 512];
+                dequantize_row(format, tensor.row(row), &mut values);
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                assert_eq!(same.row(row), bytes, "{format}");
+            }
+        }
+        assert_eq!(Tensor::from_f32(0, 8, &[]).unwrap().to_f32().unwrap().rows(), 0);
+    }
+
+    #[test]
     fn sizes_are_checked() {
         let bytes = |n| SharedBytes::from_vec(vec![0; n]);
         assert!(Tensor::new(WeightFormat::Q4_1, 2, 64, bytes(80)).is_ok());

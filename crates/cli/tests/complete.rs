@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Baton, model_arg};
+use common::{Baton, finish, model_arg};
 use serde_json::{Value, json};
 
 const FRANCE: &str = "The capital of France is";
@@ -213,6 +213,21 @@ fn steps_blocks_threads_and_caches_of_any_size_give_the_same_text() {
         let same = complete(&[&["-p", &long, "--kv-cache-dtype", "f32"], flags].concat());
         assert_eq!(same["outputs"][0]["text"], reference["outputs"][0]["text"], "{flags:?}");
     }
+}
+
+#[test]
+fn in_float32_every_instruction_set_gives_the_same_tokens() {
+    let flags = ["complete", &model_arg(), "-p", COUNTING, "--max-tokens", "24", "--dtype", "float32"];
+    let best = Baton::new().json(&flags);
+    let baton = Baton::new();
+    let mut portable = baton.command(&[&flags[..], &["--json"]].concat());
+    portable.env("BATON_CPU_ISA", "portable");
+    let portable: Value = serde_json::from_str(&finish(portable, "").stdout).expect("JSON");
+    assert_eq!(best["outputs"], portable["outputs"]);
+    // Keys and values are not rounded either, unless that is asked for.
+    let rounded = Baton::new().json(&[&flags[..], &["--kv-cache-dtype", "int8", "--logprobs", "0"]].concat());
+    let exact = Baton::new().json(&[&flags[..], &["--logprobs", "0"]].concat());
+    assert_ne!(rounded["outputs"][0]["cumulative_logprob"], exact["outputs"][0]["cumulative_logprob"]);
 }
 
 #[test]

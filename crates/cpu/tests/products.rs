@@ -6,11 +6,11 @@ mod common;
 use baton_backend::quant::dequantize_row;
 use baton_backend::testing::random_tensor;
 use baton_backend::{
-    Activation, Backend, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, ReferenceBackend,
-    Tensor, WeightFormat, WeightUse,
+    Activation, Backend, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, Precision,
+    ReferenceBackend, Tensor, WeightFormat, WeightUse,
 };
 use baton_cpu::Isa;
-use common::{Op, bits, cpu, error, limits, load_inputs, paths, random, run, run_and_read, tokens};
+use common::{Op, bits, cpu, cpu_of, error, limits, load_inputs, paths, random, run, run_and_read, tokens};
 use half::f16;
 
 const BATCHES: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
@@ -85,44 +85,57 @@ fn every_format_equals_exact_arithmetic() {
     let floats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::BF16].map(|format| (format, 301));
     let cases = WeightFormat::ALL.map(|format| (format, if format.is_float() { 608 } else { 768 }));
     for (format, cols) in floats.into_iter().chain(cases) {
-        let rows = 37;
-        let mut random = random(7);
-        let weight = random_tensor(format, rows, cols, 1.0, &mut random);
-        let inputs = random.normals(TABLE_ROWS * cols);
-        let mut expected = vec![0.0f32; TABLE_ROWS * rows];
-        let mut scales = vec![0.0f32; TABLE_ROWS * rows];
-        let mut values = vec![0.0f32; cols];
-        let inputs_as_used: Vec<f64> = if format.is_float() {
-            inputs.iter().map(|&x| f64::from(x)).collect()
-        } else {
-            inputs.chunks(cols).flat_map(quantised).collect()
-        };
-        for row in 0..rows {
-            dequantize_row(format, weight.row(row), &mut values);
-            for token in 0..TABLE_ROWS {
-                let input = &inputs_as_used[token * cols..][..cols];
-                let products = values.iter().zip(input).map(|(&w, x)| f64::from(w) * x);
-                expected[token * rows + row] = products.clone().sum::<f64>() as f32;
-                scales[token * rows + row] = products.map(f64::abs).sum::<f64>() as f32;
-            }
+        check_exact(format, cols, Precision::Fast);
+    }
+}
+
+#[test]
+fn in_full_precision_nothing_is_rounded() {
+    for format in WeightFormat::ALL {
+        check_exact(format, if format.is_float() { 608 } else { 768 }, Precision::Full);
+    }
+}
+
+/// Products of random weights beside f64, of inputs as they are or as they are quantised.
+fn check_exact(format: WeightFormat, cols: usize, precision: Precision) {
+    let rows = 37;
+    let mut random = random(7);
+    let weight = random_tensor(format, rows, cols, 1.0, &mut random);
+    let inputs = random.normals(TABLE_ROWS * cols);
+    let mut expected = vec![0.0f32; TABLE_ROWS * rows];
+    let mut scales = vec![0.0f32; TABLE_ROWS * rows];
+    let mut values = vec![0.0f32; cols];
+    let inputs_as_used: Vec<f64> = if format.is_float() || precision == Precision::Full {
+        inputs.iter().map(|&x| f64::from(x)).collect()
+    } else {
+        inputs.chunks(cols).flat_map(quantised).collect()
+    };
+    for row in 0..rows {
+        dequantize_row(format, weight.row(row), &mut values);
+        for token in 0..TABLE_ROWS {
+            let input = &inputs_as_used[token * cols..][..cols];
+            let products = values.iter().zip(input).map(|(&w, x)| f64::from(w) * x);
+            expected[token * rows + row] = products.clone().sum::<f64>() as f32;
+            scales[token * rows + row] = products.map(f64::abs).sum::<f64>() as f32;
         }
-        let parts = [weight];
-        let shape =
-            Shape { parts: &parts, inputs: &inputs, with_norm: false, with_bias: false, accumulate: false };
-        for isa in paths() {
-            let mut backend = cpu(isa, 2);
-            let setup = linear(&mut backend, shape);
-            let limit = if is_split(isa, format, cols) { SPLIT_LIMIT } else { 1e-6 };
-            for batch in BATCHES {
-                let ids: Vec<u32> = (0..batch as u32).collect();
-                let got = run_and_read(&mut backend, &tokens(&ids), &setup.ops, setup.output);
-                for (i, got) in got.iter().enumerate() {
-                    let (expected, scale) = (expected[i], scales[i]);
-                    assert!(
-                        (got - expected).abs() <= limit * scale,
-                        "{format} on {isa}, batch {batch}, element {i}: {got}, expected {expected}"
-                    );
-                }
+    }
+    let parts = [weight];
+    let shape =
+        Shape { parts: &parts, inputs: &inputs, with_norm: false, with_bias: false, accumulate: false };
+    for isa in paths() {
+        let mut backend = cpu_of(isa, 2, precision);
+        let setup = linear(&mut backend, shape);
+        let is_split = precision == Precision::Fast && is_split(isa, format, cols);
+        let limit = if is_split { SPLIT_LIMIT } else { 1e-6 };
+        for batch in BATCHES {
+            let ids: Vec<u32> = (0..batch as u32).collect();
+            let got = run_and_read(&mut backend, &tokens(&ids), &setup.ops, setup.output);
+            for (i, got) in got.iter().enumerate() {
+                let (expected, scale) = (expected[i], scales[i]);
+                assert!(
+                    (got - expected).abs() <= limit * scale,
+                    "{format} on {isa}, {precision:?}, batch {batch}, element {i}: {got}, expected {expected}"
+                );
             }
         }
     }

@@ -135,13 +135,13 @@ struct InFlight {
 impl CudaBackend {
     /// The devices of this machine, or what is missing to use one. Never panics.
     pub fn probe() -> Result<Vec<DeviceInfo>, Missing> {
-        let Probed { devices, compiler, gemm } = probe()?;
-        compiler.wait().and_then(|()| gemm.wait())?;
+        let Probed { devices, gemm } = probe()?;
+        gemm.wait()?;
         Ok(devices.iter().map(|properties| properties.info(properties.total_bytes)).collect())
     }
 
     pub fn new(options: CudaOptions) -> Result<Self, StartError> {
-        let Probed { devices, compiler, gemm } = probe()?;
+        let Probed { devices, gemm } = probe()?;
         let count = devices.len();
         let properties = devices.into_iter().nth(options.ordinal);
         let properties = properties
@@ -151,7 +151,6 @@ impl CudaBackend {
             return Err(unsupported(what).into());
         }
         // Compiling takes longest and needs nothing of the device.
-        compiler.wait()?;
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;

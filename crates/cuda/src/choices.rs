@@ -14,7 +14,7 @@ use crate::compile::store;
 use crate::gemm::Shape;
 
 /// Changes with what a choice depends on: the way of timing, the candidates, the fields of a line.
-const FORMAT: &str = "baton cublaslt choices 1";
+const FORMAT: &str = "baton cublaslt choices 2";
 
 /// What cuBLASLt knows an algorithm by.
 pub(crate) type Algorithm = [u64; 8];

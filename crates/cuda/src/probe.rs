@@ -43,7 +43,8 @@ pub(crate) struct Properties {
     pub(crate) total_bytes: u64,
 }
 
-/// A library that is being opened. From a cold disk the largest takes half a second, and other things can be done meanwhile.
+/// A library that is being opened. From a cold disk the largest takes half a second, in which other things can be done, if they
+/// open no library themselves: that happens one after another.
 #[derive(Debug)]
 pub(crate) struct Library {
     name: &'static str,
@@ -64,10 +65,10 @@ impl Library {
     }
 }
 
-/// The devices of this machine; the two libraries are on their way.
+/// The devices of this machine.
 pub(crate) struct Probed {
     pub(crate) devices: Vec<Properties>,
-    pub(crate) compiler: Library,
+    /// Is on its way.
     pub(crate) gemm: Library,
 }
 
@@ -77,7 +78,6 @@ pub(crate) fn probe() -> Result<Probed, Missing> {
         return Err(Missing::Driver);
     }
     let compiler = Library::open("NVRTC (libnvrtc.so)", open_compiler);
-    let gemm = Library::open("cuBLASLt (libcublasLt.so)", open_gemm);
     let device = |error: driver::DriverError| Missing::Device { cause: error.to_string() };
     driver::init().map_err(device)?;
     let count = driver::device::get_count().map_err(device)?;
@@ -85,18 +85,26 @@ pub(crate) fn probe() -> Result<Probed, Missing> {
         return Err(Missing::Device { cause: "there is none".to_owned() });
     }
     let devices = (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect::<Result<_, _>>()?;
-    Ok(Probed { devices, compiler, gemm })
+    compiler.wait()?;
+    Ok(Probed { devices, gemm: Library::open("cuBLASLt (libcublasLt.so)", open_gemm) })
+}
+
+/// False where it is missing. Otherwise it stays open, and so does another one that it opens with the first program.
+fn open_compiler() -> bool {
+    use cudarc::nvrtc::{result as nvrtc, sys};
+    // SAFETY: only tries to open a library.
+    if !unsafe { sys::is_culib_present() } {
+        return false;
+    }
+    let Ok(program) = nvrtc::create_program(c"", None) else { return false };
+    // SAFETY: the program was just made; nothing uses it after this.
+    unsafe {
+        let _ = nvrtc::compile_program::<&str>(program, &[]);
+        nvrtc::destroy_program(program).is_ok()
+    }
 }
 
 /// False where it is missing. Otherwise it stays open: the first call of a function does that.
-fn open_compiler() -> bool {
-    use cudarc::nvrtc::sys;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the first only tries to open a library, the second writes two integers.
-    unsafe { sys::is_culib_present() && sys::nvrtcVersion(&raw mut major, &raw mut minor).result().is_ok() }
-}
-
-/// The same.
 fn open_gemm() -> bool {
     use cudarc::cublaslt::sys;
     // SAFETY: the first only tries to open a library, the second reads a number.
@@ -148,5 +156,16 @@ impl Properties {
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,
             swap_bytes_per_second: 4e10,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_opens_where_there_is_one() {
+        // SAFETY: only tries to open a library.
+        assert_eq!(open_compiler(), unsafe { cudarc::nvrtc::sys::is_culib_present() });
     }
 }

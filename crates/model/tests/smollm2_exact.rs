@@ -1,5 +1,4 @@
-//! The default model in exact arithmetic: with its weights decoded to f32 and f32 KV, the CPU backend gives PyTorch's
-//! tokens and logits. What is left between Baton and llama.cpp on the quantised file is then the rounding of activations
+//! The default model in exact arithmetic (`--dtype float32`): the CPU backend gives PyTorch's tokens and logits. What is left between Baton and llama.cpp on the quantised file is then the rounding of activations
 //! to 8 bits, which both do and which `crates/engine/tests/smollm2.rs` measures.
 //!
 //! `cargo xtask test` fetches the model and names it in `BATON_TEST_MODEL`.
@@ -8,43 +7,16 @@
 mod harness;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use baton_backend::{KvDtype, Tensor, quant::dequantize_row};
+use baton_backend::{KvDtype, Precision};
 use baton_cpu::{CpuBackend, CpuOptions};
-use baton_model::{LoadFormat, ModelError, ModelFiles, WeightSource};
+use baton_model::{LoadFormat, ModelFiles};
 use harness::{Harness, Options, Run, argmax};
 use serde_json::Value;
 
 /// f32 weights make each step slow; these already cross every layer thousands of times.
 const NUM_PROMPTS: usize = 8;
 const NUM_TOKENS: usize = 16;
-
-/// A checkpoint with every tensor decoded to f32.
-#[derive(Debug)]
-struct Decoded(Arc<dyn WeightSource>);
-
-impl WeightSource for Decoded {
-    fn tensor(&self, name: &str) -> Result<Option<Tensor>, ModelError> {
-        let decode = |tensor: Tensor| {
-            let (rows, cols) = (tensor.rows(), tensor.cols());
-            let mut values = vec![0.0; rows * cols];
-            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-                dequantize_row(tensor.format(), tensor.row(row), values);
-            }
-            Tensor::from_f32(rows, cols, &values).expect("the shape is the tensor's own")
-        };
-        Ok(self.0.tensor(name)?.map(decode))
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.0.names()
-    }
-
-    fn total_bytes(&self) -> u64 {
-        self.0.total_bytes()
-    }
-}
 
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().expect("ids").iter().map(|id| id.as_u64().expect("id") as u32).collect()
@@ -58,7 +30,8 @@ fn tokens_and_logits_are_pytorchs() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/smollm2_exact.json");
     let golden: Value = serde_json::from_slice(&std::fs::read(golden).expect("golden file")).expect("JSON");
     let files = ModelFiles::open(&model, LoadFormat::Auto).expect("the default model opens");
-    let backend = CpuBackend::new(CpuOptions::default()).expect("the CPU is always there");
+    let options = CpuOptions { precision: Precision::Full, ..CpuOptions::default() };
+    let backend = CpuBackend::new(options).expect("the CPU is always there");
     let options = Options {
         max_model_len: 512,
         max_tokens: 128,
@@ -68,8 +41,8 @@ fn tokens_and_logits_are_pytorchs() {
         max_kv_per_item: 0,
         max_queries_per_item: 0,
     };
-    let weights = Decoded(files.weights().expect("weights"));
-    let mut harness = Harness::new(Box::new(backend), files.config().clone(), &weights, options);
+    let weights = files.weights().expect("weights");
+    let mut harness = Harness::new(Box::new(backend), files.config().clone(), &*weights, options);
     let mut largest = 0.0f64;
     for case in golden["greedy"].as_array().expect("prompts").iter().take(NUM_PROMPTS) {
         let (prompt, want) = (ids(&case["token_ids"]), ids(&case["tokens"]));

@@ -4,7 +4,8 @@
 use baton_backend::testing::Random;
 pub use baton_backend::testing::{List, Op};
 use baton_backend::{
-    Backend, BackendError, BufferId, StepInput, StepLimits, StepOutput, Tensor, WeightId, WeightUse,
+    Backend, BackendError, BufferId, Precision, StepInput, StepLimits, StepOutput, Tensor, WeightId,
+    WeightUse,
 };
 use baton_cpu::{CpuBackend, CpuOptions, Isa};
 
@@ -14,8 +15,12 @@ pub fn paths() -> Vec<Isa> {
 }
 
 pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), ..CpuOptions::default() })
-        .expect("starts")
+    cpu_of(isa, threads, Precision::Fast)
+}
+
+pub fn cpu_of(isa: Isa, threads: usize, precision: Precision) -> CpuBackend {
+    let options = CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, precision };
+    CpuBackend::new(options).expect("starts")
 }
 
 pub fn limits(max_tokens: usize, vocab_size: usize) -> StepLimits {
