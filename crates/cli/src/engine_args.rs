@@ -33,8 +33,8 @@ pub struct EngineArgs {
     /// How the weights are read
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub load_format: LoadFormatArg,
-    /// float32 computes without rounding, so that every device gives the same tokens, but slowly; weights are used as they
-    /// are stored, so all else but auto is only a check of their format
+    /// float32 rounds nothing, so that every device gives the same tokens, but slowly; weights are used as they are stored,
+    /// so that any other type is only a check of theirs
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub dtype: String,
     /// The longest sequence, prompt and output together; without it, what the model was made for and memory allows
