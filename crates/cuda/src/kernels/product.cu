@@ -282,14 +282,21 @@ __device__ __forceinline__ void gated(const ProductParams& p) {
     }
 }
 
+// Blocks that fit a multiprocessor without spilling registers.
+#ifdef F32_ACTIVATIONS
+constexpr int BLOCKS = 3;
+#else
+constexpr int BLOCKS = 4;
+#endif
+
 KERNEL __launch_bounds__(128) product_1(const ProductParams p) { product<1>(p); }
 KERNEL __launch_bounds__(128, 8) product_2(const ProductParams p) { product<2>(p); }
-KERNEL __launch_bounds__(128, 4) product_4(const ProductParams p) { product<4>(p); }
-KERNEL __launch_bounds__(128, 4) product_8(const ProductParams p) { product<8>(p); }
+KERNEL __launch_bounds__(128, BLOCKS) product_4(const ProductParams p) { product<4>(p); }
+KERNEL __launch_bounds__(128, BLOCKS) product_8(const ProductParams p) { product<8>(p); }
 KERNEL __launch_bounds__(128) gated_1(const ProductParams p) { gated<1>(p); }
 KERNEL __launch_bounds__(128) gated_2(const ProductParams p) { gated<2>(p); }
-KERNEL __launch_bounds__(128, 4) gated_4(const ProductParams p) { gated<4>(p); }
-KERNEL __launch_bounds__(128, 4) gated_8(const ProductParams p) { gated<8>(p); }
+KERNEL __launch_bounds__(128, BLOCKS) gated_4(const ProductParams p) { gated<4>(p); }
+KERNEL __launch_bounds__(128, BLOCKS) gated_8(const ProductParams p) { gated<8>(p); }
 #endif
 #else
 // The integer at a column of a row, from 0 on.
