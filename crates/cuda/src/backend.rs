@@ -98,6 +98,11 @@ impl Device {
     pub(crate) fn activation_bytes(&self) -> usize {
         activation_format(self.kernels.precision()).block_bytes()
     }
+
+    /// Of a logit or an activation.
+    pub(crate) fn element_bytes(&self, is_f32: bool) -> usize {
+        if is_f32 { 4 } else { self.activation_bytes() }
+    }
 }
 
 #[derive(Debug)]
@@ -248,7 +253,7 @@ impl CudaBackend {
 
     fn new_buffer(&mut self, rows: usize, cols: usize, is_logits: bool) -> Result<BufferId, BackendError> {
         let what = format!("a buffer of {rows} x {cols}");
-        let element = if is_logits { 4 } else { self.device.activation_bytes() };
+        let element = self.device.element_bytes(is_logits);
         let bytes = rows.checked_mul(cols).and_then(|values| values.checked_mul(element));
         let bytes = bytes.ok_or_else(|| unsupported(what.clone()))?;
         let memory = self.device.gpu.allocate(bytes, &what)?;
@@ -538,13 +543,13 @@ impl Backend for CudaBackend {
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {
         let buffer = &self.device.buffers[buffer.0 as usize];
         assert!(rows <= buffer.rows, "{rows} rows are read from a buffer of {}", buffer.rows);
-        let is_f32 = buffer.is_logits || self.device.activation_bytes() == 4;
-        let bytes = rows * buffer.cols * if is_f32 { 4 } else { 2 };
+        let element = self.device.element_bytes(buffer.is_logits);
+        let bytes = rows * buffer.cols * element;
         let pinned = self.device.gpu.allocate_pinned(bytes, "reading a buffer")?;
         self.device.gpu.download(&buffer.memory, &pinned, bytes)?;
         self.device.gpu.synchronize()?;
         let bytes = &pinned.as_slice()[..bytes];
-        Ok(if is_f32 {
+        Ok(if element == 4 {
             bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect()
         } else {
             bytes.as_chunks::<2>().0.iter().map(|raw| bf16::from_le_bytes(*raw).to_f32()).collect()

@@ -9,9 +9,9 @@ use baton_backend::BackendError;
 use cudarc::driver::CudaContext;
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
-use memmap2::{Advice, MmapMut};
+use memmap2::MmapMut;
 
-/// From here on a piece is mapped by us, up to where nothing is lost by the driver's way, which fails if memory is short.
+/// What is mapped by us. Even larger pieces are the driver's again, which fails where memory is short; a touched page does not.
 const MAPPED_BYTES: std::ops::RangeInclusive<usize> = 32 << 20..=4 << 30;
 const PAGE_BYTES: usize = 4096;
 const MAX_THREADS: usize = 16;
@@ -102,7 +102,8 @@ impl PinnedMemory {
 fn map(bytes: usize) -> Option<MmapMut> {
     let mut mapping = MmapMut::map_anon(bytes).ok()?;
     // Small pages do as well.
-    let _ = mapping.advise(Advice::HugePage);
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise(memmap2::Advice::HugePage);
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let share = bytes.div_ceil(num_threads).next_multiple_of(2 << 20);
     std::thread::scope(|scope| {

@@ -58,7 +58,7 @@ impl Run<'_> {
             return Ok(());
         }
         let num_parts = self.device.weights[product.weight.0 as usize].parts.len();
-        let element = if product.is_f32 { 4 } else { self.device.activation_bytes() };
+        let element = self.device.element_bytes(product.is_f32);
         let mut all_small = true;
         for number in 0..num_parts {
             let part = &self.device.weights[product.weight.0 as usize].parts[number];
@@ -140,10 +140,10 @@ impl Run<'_> {
         output: Address,
     ) -> Result<(), BackendError> {
         let activation_bytes = self.device.activation_bytes();
+        let element = self.device.element_bytes(product.is_f32);
         let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
-        let element = if product.is_f32 { 4 } else { activation_bytes };
         let is_ready = part.layout == Layout::Plain(activation_format(kernels.precision()));
         let units_at_once = if is_ready {
             part.rows
