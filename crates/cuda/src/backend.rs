@@ -1,6 +1,7 @@
 //! The life of the device: load, create, submit, collect.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
@@ -21,7 +22,7 @@ use crate::options::CudaOptions;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::pinned::PinnedMemory;
-use crate::probe::{Missing, Probed, StartError, probe};
+use crate::probe::{Library, Missing, StartError, open_gemm, probe};
 use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
@@ -46,6 +47,9 @@ pub struct CudaBackend {
     clock: StepClock,
     pub(crate) device: Device,
     staging: Staging,
+    /// Until it is needed.
+    gemm_library: Option<Library>,
+    cache_dir: Option<PathBuf>,
     limits: Option<StepLimits>,
     enforce_eager: bool,
     partial_bytes: usize,
@@ -90,7 +94,8 @@ pub(crate) struct Device {
     pub(crate) max_logit_rows: usize,
     pub(crate) ranges: Ranges,
     pub(crate) kernels: Kernels,
-    pub(crate) gemm: Gemm,
+    /// There with the limits.
+    pub(crate) gemm: Option<Gemm>,
     pub(crate) gpu: Gpu,
 }
 
@@ -140,13 +145,13 @@ struct InFlight {
 impl CudaBackend {
     /// The devices of this machine, or what is missing to use one. Never panics.
     pub fn probe() -> Result<Vec<DeviceInfo>, Missing> {
-        let Probed { devices, gemm } = probe()?;
-        gemm.wait()?;
+        let devices = probe()?;
+        open_gemm().wait()?;
         Ok(devices.iter().map(|properties| properties.info(properties.total_bytes)).collect())
     }
 
     pub fn new(options: CudaOptions) -> Result<Self, StartError> {
-        let Probed { devices, gemm } = probe()?;
+        let devices = probe()?;
         let count = devices.len();
         let properties = devices.into_iter().nth(options.ordinal);
         let properties = properties
@@ -159,8 +164,7 @@ impl CudaBackend {
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
-        gemm.wait()?;
-        let gemm = Gemm::new(&gpu, options.precision, cache_dir.as_deref())?;
+        let gemm_library = Some(open_gemm());
         let is_plain = options.library_products || options.precision == Precision::Full;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
@@ -188,7 +192,7 @@ impl CudaBackend {
             max_logit_rows: 0,
             ranges: Ranges::new(),
             kernels,
-            gemm,
+            gemm: None,
             gpu,
         };
         Ok(Self {
@@ -197,6 +201,8 @@ impl CudaBackend {
             swapper: None,
             clock: StepClock::new()?,
             device,
+            gemm_library,
+            cache_dir,
             limits: None,
             enforce_eager: options.enforce_eager,
             partial_bytes: options.partial_bytes,
@@ -206,6 +212,16 @@ impl CudaBackend {
             in_flight: VecDeque::new(),
             next_slot: 0,
         })
+    }
+
+    /// Waits for cuBLASLt.
+    pub(crate) fn open_gemm(&mut self) -> Result<(), BackendError> {
+        let Some(library) = self.gemm_library.take() else { return Ok(()) };
+        let missing = |missing| BackendError::Device { cause: format!("CUDA: {missing}, or use --device cpu") };
+        library.wait().map_err(missing)?;
+        let Device { gpu, kernels, .. } = &self.device;
+        self.device.gemm = Some(Gemm::new(gpu, kernels.precision(), self.cache_dir.as_deref())?);
+        Ok(())
     }
 
     /// Grows the scratch of products to the weights and limits known so far.
@@ -413,6 +429,7 @@ impl Backend for CudaBackend {
 
     fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
         assert!(self.limits.is_none(), "set_limits is called once");
+        self.open_gemm()?;
         let samples = limits.max_samples.max(1);
         let gpu = &self.device.gpu;
         // Each split of a context has one partial a query; even the narrowest model's fill what there is.
@@ -482,8 +499,10 @@ impl Backend for CudaBackend {
     }
 
     fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
-        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return Ok(()) };
         self.device.gpu.bind()?;
+        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else {
+            return self.device.kernels.sampler().map(drop);
+        };
         self.fill_activations()?;
         // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
         let slots = self.slots.as_mut().expect("made with the limits");
@@ -492,11 +511,19 @@ impl Backend for CudaBackend {
         let fingerprint = fingerprint(program);
         // The largest step is not recorded, but its products are chosen by time as well.
         self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
-        for bucket in Shape::buckets(Self::max_decodes(&limits)) {
+        // The sampler takes longest to compile, so everything else comes first.
+        let buckets = || Shape::buckets(Self::max_decodes(&limits));
+        for bucket in buckets() {
+            self.launch(Shape { samples: 0, ..bucket }, [true, false], &[], program)?;
+        }
+        self.device.gemm.as_mut().expect("opened with the limits").save_choices();
+        // It is loaded by its first launch, which must not be a recorded one.
+        if let Some(bucket) = buckets().next() {
             self.launch(bucket, [true, false], &[], program)?;
+        }
+        for bucket in buckets() {
             self.record((fingerprint, bucket), &[], program)?;
         }
-        self.device.gemm.save_choices();
         self.device.gpu.synchronize()
     }
 

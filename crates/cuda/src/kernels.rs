@@ -33,6 +33,7 @@ pub(crate) struct Kernels {
     shared_bytes: u32,
     modules: Vec<Module>,
     core: Option<Core>,
+    sampler: Option<Sampler>,
     /// There with the first bf16 weight.
     skinny: Option<Skinny>,
     /// The same, for each of [`GATED_SHAPES`], where the device can.
@@ -60,8 +61,12 @@ pub(crate) struct Core {
     pub(crate) read_memory: Function,
     pub(crate) attention_any: Function,
     pub(crate) merge_partials: Function,
-    pub(crate) sample_prepare: Function,
-    pub(crate) sample_choose: Function,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sampler {
+    pub(crate) prepare: Function,
+    pub(crate) choose: Function,
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
@@ -123,8 +128,8 @@ pub(crate) struct TiledAttention {
     pub(crate) many_threads: u32,
 }
 
-fn core_units(precision: Precision) -> [Unit; 3] {
-    [Unit::Basic(precision), Unit::AttentionAny(precision), Unit::Sample]
+fn core_units(precision: Precision) -> [Unit; 2] {
+    [Unit::Basic(precision), Unit::AttentionAny(precision)]
 }
 
 #[derive(Debug)]
@@ -137,6 +142,8 @@ impl Kernels {
     pub(crate) fn new(properties: &Properties, precision: Precision, cache_dir: Option<PathBuf>) -> Self {
         let architecture = architecture(properties.capability);
         let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
+        // What takes longest first.
+        compiler.start(Unit::Sample);
         for unit in core_units(precision) {
             compiler.start(unit);
         }
@@ -146,6 +153,7 @@ impl Kernels {
             shared_bytes: properties.shared_bytes_per_multiprocessor,
             modules: Vec::new(),
             core: None,
+            sampler: None,
             skinny: None,
             gated: Vec::new(),
             embeds: HashMap::new(),
@@ -156,13 +164,13 @@ impl Kernels {
         }
     }
 
-    /// Waits for what every model needs. Called before anything is launched.
+    /// Waits for what every model needs but the sampler. Called before anything is launched.
     pub(crate) fn make_ready(&mut self) -> Result<(), BackendError> {
         if self.core.is_some() {
             return Ok(());
         }
-        let [basic, attention, sample] = core_units(self.precision).map(|unit| self.compiler.load(unit));
-        let (basic, attention, sample) = (basic?, attention?, sample?);
+        let [basic, attention] = core_units(self.precision).map(|unit| self.compiler.load(unit));
+        let (basic, attention) = (basic?, attention?);
         self.core = Some(Core {
             norm: basic.function("row_norm")?,
             rope_and_cache: basic.function("rope_and_cache")?,
@@ -176,11 +184,23 @@ impl Kernels {
             read_memory: basic.function("read_memory")?,
             attention_any: attention.function("attention_any")?,
             merge_partials: attention.function("merge_partials")?,
-            sample_prepare: sample.function("sample_prepare")?,
-            sample_choose: sample.function("sample_choose")?,
         });
-        self.modules.extend([basic, attention, sample]);
+        self.modules.extend([basic, attention]);
         Ok(())
+    }
+
+    /// Waits for the sampler, which takes longest to compile, if it is not there yet.
+    pub(crate) fn sampler(&mut self) -> Result<Sampler, BackendError> {
+        if let Some(sampler) = self.sampler {
+            return Ok(sampler);
+        }
+        let module = self.compiler.load(Unit::Sample)?;
+        let sampler = Sampler {
+            prepare: module.function("sample_prepare")?,
+            choose: module.function("sample_choose")?,
+        };
+        self.modules.push(module);
+        Ok(*self.sampler.insert(sampler))
     }
 
     pub(crate) fn precision(&self) -> Precision {

@@ -398,14 +398,15 @@ impl Run<'_> {
     }
 
     fn try_sample(&mut self, logits: BufferId) -> Result<(), BackendError> {
-        let device = &*self.device;
-        let buffer = &device.buffers[logits.0 as usize];
-        if !buffer.is_logits {
+        if !self.device.buffers[logits.0 as usize].is_logits {
             return Err(unsupported("sampling from a buffer that is not as wide as the vocabulary"));
         }
         if self.shape.samples == 0 {
             return Ok(());
         }
+        let sampler = self.device.kernels.sampler()?;
+        let device = &*self.device;
+        let buffer = &device.buffers[logits.0 as usize];
         let parts = device.sample_parts.address();
         let num_multiprocessors = device.gpu.properties.num_multiprocessors;
         let bins = device.meetings.address();
@@ -432,20 +433,9 @@ impl Run<'_> {
         let blocks_of_row = (2 * num_multiprocessors / self.shape.samples).clamp(1, SAMPLE_PARTS);
         // SAFETY: the struct is the kernels'; the arrays were made for the largest number of samples.
         unsafe {
-            device.gpu.launch(
-                device.kernels.core().sample_prepare,
-                (SAMPLE_PARTS, self.shape.samples),
-                256,
-                0,
-                &params,
-            )?;
-            device.gpu.launch(
-                device.kernels.core().sample_choose,
-                (blocks_of_row, self.shape.samples),
-                SAMPLE_THREADS,
-                0,
-                &params,
-            )
+            device.gpu.launch(sampler.prepare, (SAMPLE_PARTS, self.shape.samples), 256, 0, &params)?;
+            let grid = (blocks_of_row, self.shape.samples);
+            device.gpu.launch(sampler.choose, grid, SAMPLE_THREADS, 0, &params)
         }
     }
 }

@@ -26,6 +26,7 @@ pub struct Peaks {
 impl CudaBackend {
     /// Reads and multiplies for a moment; takes 3 GiB of the device's memory while it does.
     pub fn measure_peaks(&mut self) -> Result<Peaks, BackendError> {
+        self.open_gemm()?;
         self.device.kernels.make_ready()?;
         Ok(Peaks {
             memory_gb_per_s: READ_BYTES as f64 / self.device.read_seconds()? / 1e9,
@@ -54,6 +55,7 @@ impl Device {
 
     fn multiply_seconds(&mut self) -> Result<f64, BackendError> {
         let Self { gpu, gemm, kernels, .. } = self;
+        let gemm = gemm.as_mut().expect("opened before");
         let matrix = || {
             let memory = gpu.allocate(SIDE * SIDE * 2, "a measurement")?;
             fill(gpu, kernels, &memory, values())?;

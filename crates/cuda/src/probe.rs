@@ -44,7 +44,7 @@ pub(crate) struct Properties {
 }
 
 /// A library that is being opened. From a cold disk the largest takes half a second, in which other things can be done, if they
-/// open no library themselves: that happens one after another.
+/// open no library themselves (as making a context does): that happens one after another.
 #[derive(Debug)]
 pub(crate) struct Library {
     name: &'static str,
@@ -65,14 +65,8 @@ impl Library {
     }
 }
 
-/// The devices of this machine.
-pub(crate) struct Probed {
-    pub(crate) devices: Vec<Properties>,
-    /// Is on its way.
-    pub(crate) gemm: Library,
-}
-
-pub(crate) fn probe() -> Result<Probed, Missing> {
+/// The devices of this machine. With them the compiler is there, but not yet cuBLASLt.
+pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
     // SAFETY: only tries to open a library by its usual names.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(Missing::Driver);
@@ -86,7 +80,11 @@ pub(crate) fn probe() -> Result<Probed, Missing> {
     }
     let devices = (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect::<Result<_, _>>()?;
     compiler.wait()?;
-    Ok(Probed { devices, gemm: Library::open("cuBLASLt (libcublasLt.so)", open_gemm) })
+    Ok(devices)
+}
+
+pub(crate) fn open_gemm() -> Library {
+    Library::open("cuBLASLt (libcublasLt.so)", has_gemm)
 }
 
 /// False where it is missing. Otherwise it stays open, and so does another one that it opens with the first program.
@@ -105,7 +103,7 @@ fn open_compiler() -> bool {
 }
 
 /// False where it is missing. Otherwise it stays open: the first call of a function does that.
-fn open_gemm() -> bool {
+fn has_gemm() -> bool {
     use cudarc::cublaslt::sys;
     // SAFETY: the first only tries to open a library, the second reads a number.
     unsafe { sys::is_culib_present() && sys::cublasLtGetVersion() > 0 }
