@@ -14,7 +14,7 @@ use crate::clock::StepClock;
 use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Gpu};
 use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, TiledAttention};
 use crate::kv::KvCache;
 use crate::layout::{TILE_ROWS, activation_format};
 use crate::ops::{Run, meeting_bytes, unsupported};
@@ -104,6 +104,12 @@ impl Device {
         activation_format(self.kernels.precision()).block_bytes()
     }
 
+    /// The tensor-core attention of a layer of the cache, where there is one for it.
+    pub(crate) fn tiled_attention(&mut self, layer: usize) -> Result<Option<TiledAttention>, BackendError> {
+        let Some(kv) = &self.kv else { return Ok(None) };
+        self.kernels.tiled_attention(kv.layer_spec(layer).head_dim, kv.dtype())
+    }
+
     /// Of a logit or an activation.
     pub(crate) fn element_bytes(&self, is_f32: bool) -> usize {
         if is_f32 { 4 } else { self.activation_bytes() }
@@ -164,7 +170,6 @@ impl CudaBackend {
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
-        let gemm_library = Some(open_gemm());
         let is_plain = options.library_products || options.precision == Precision::Full;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
@@ -201,7 +206,7 @@ impl CudaBackend {
             swapper: None,
             clock: StepClock::new()?,
             device,
-            gemm_library,
+            gemm_library: Some(open_gemm()),
             cache_dir,
             limits: None,
             enforce_eager: options.enforce_eager,
@@ -359,6 +364,14 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Waits for the kernels that take longest to compile, for which nothing has to wait before.
+    fn finish_kernels(&mut self) -> Result<(), BackendError> {
+        for layer in 0..self.device.kv.as_ref().map_or(0, KvCache::num_layers) {
+            self.device.tiled_attention(layer)?;
+        }
+        self.device.kernels.sampler().map(drop)
+    }
+
     /// Random values where products read, because a device is faster on zeros.
     fn fill_activations(&self) -> Result<(), BackendError> {
         let Device { gpu, kernels, buffers, normed, .. } = &self.device;
@@ -483,9 +496,6 @@ impl Backend for CudaBackend {
         crate::kv::check_spec(spec)?;
         self.device.gpu.bind()?;
         self.device.kernels.make_ready()?;
-        for layer in &spec.layers {
-            self.device.kernels.prepare_attention(layer.head_dim, spec.dtype)?;
-        }
         self.device.partials =
             self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
         let most_heads = spec.layers.iter().map(|layer| layer.num_kv_heads).max().unwrap_or(0);
@@ -500,9 +510,7 @@ impl Backend for CudaBackend {
 
     fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
         self.device.gpu.bind()?;
-        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else {
-            return self.device.kernels.sampler().map(drop);
-        };
+        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return self.finish_kernels() };
         self.fill_activations()?;
         // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
         let slots = self.slots.as_mut().expect("made with the limits");
@@ -511,13 +519,13 @@ impl Backend for CudaBackend {
         let fingerprint = fingerprint(program);
         // The largest step is not recorded, but its products are chosen by time as well.
         self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
-        // The sampler takes longest to compile, so everything else comes first.
         let buckets = || Shape::buckets(Self::max_decodes(&limits));
         for bucket in buckets() {
-            self.launch(Shape { samples: 0, ..bucket }, [true, false], &[], program)?;
+            self.launch(bucket.products(), [true, false], &[], program)?;
         }
         self.device.gemm.as_mut().expect("opened with the limits").save_choices();
-        // It is loaded by its first launch, which must not be a recorded one.
+        self.finish_kernels()?;
+        // Kernels are loaded by their first launch, which must not be a recorded one.
         if let Some(bucket) = buckets().next() {
             self.launch(bucket, [true, false], &[], program)?;
         }

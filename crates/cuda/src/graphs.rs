@@ -78,6 +78,11 @@ impl Shape {
         Self { tokens: rows, logit_rows: rows, samples: rows, can_keep: false, plans: [plan; MAX_PLANS] }
     }
 
+    /// The same without attention and sampling.
+    pub(crate) fn products(self) -> Self {
+        Self { samples: 0, plans: Default::default(), ..self }
+    }
+
     /// A step of so many tokens of prompts that are not at their end.
     pub(crate) fn prompts(tokens: usize) -> Self {
         Self { tokens: tokens as u32, ..Self::default() }

@@ -321,17 +321,21 @@ impl Kernels {
         self.skinny.as_ref().expect("loaded with the first bf16 weight")
     }
 
-    /// Makes the tensor-core attention of a head size ready, where there is one. Called when the KV cache is made.
-    pub(crate) fn prepare_attention(&mut self, head_dim: usize, cache: KvDtype) -> Result<(), BackendError> {
+    /// The tensor-core attention of a head size, where there is one. Waits for it if it is still being compiled.
+    pub(crate) fn tiled_attention(
+        &mut self,
+        head_dim: usize,
+        cache: KvDtype,
+    ) -> Result<Option<TiledAttention>, BackendError> {
+        if let Some(tiled) = self.attention.get(&(head_dim, cache)) {
+            return Ok(Some(*tiled));
+        }
         let tiling = self.tiling(head_dim, cache);
         let is_wide = self.compiler.architecture == "sm_90a" && head_dim == 128 && cache != KvDtype::F8E4M3;
         let (few_shared_bytes, many_shared_bytes) = attention_shared_bytes(tiling, is_wide);
         let fits = few_shared_bytes.max(many_shared_bytes) + RESERVED_SHARED <= self.shared_bytes;
-        if self.attention.contains_key(&(head_dim, cache))
-            || !self.has_tiled_attention(head_dim, cache)
-            || !fits
-        {
-            return Ok(());
+        if !self.has_tiled_attention(head_dim, cache) || !fits {
+            return Ok(None);
         }
         let few = self.compiler.load(Unit::AttentionFew(tiling))?;
         let many = self.compiler.load(Unit::AttentionMany(tiling))?;
@@ -346,7 +350,7 @@ impl Kernels {
         allow_shared(tiled.many, tiled.many_shared_bytes)?;
         self.attention.insert((head_dim, cache), tiled);
         self.modules.extend([few, many]);
-        Ok(())
+        Ok(Some(tiled))
     }
 
     pub(crate) fn embed(&self, layout: Layout) -> Function {
@@ -368,9 +372,6 @@ impl Kernels {
         *fitting.or(all.last()).expect("a layout has product kernels")
     }
 
-    pub(crate) fn tiled_attention(&self, head_dim: usize, cache: KvDtype) -> Option<TiledAttention> {
-        self.attention.get(&(head_dim, cache)).copied()
-    }
 }
 
 /// Shared memory of the two attention kernels, as their texts lay it out: rings of keys and values, and beside them the sums of

@@ -286,6 +286,11 @@ impl Run<'_> {
     }
 
     fn try_attention(&mut self, op: &Attention) -> Result<(), BackendError> {
+        let plan = self.shape.plans[op.plan];
+        if plan.max_queries == 0 {
+            return Ok(());
+        }
+        let tiled = self.device.tiled_attention(op.layer)?;
         let device = &*self.device;
         let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
         let spec = kv.layer_spec(op.layer);
@@ -317,7 +322,6 @@ impl Run<'_> {
             softcap: op.softcap.unwrap_or(0.0),
             is_decode: u32::from(self.is_bucket && self.is_recording),
         };
-        let plan = self.shape.plans[op.plan];
         let group = (op.num_heads / spec.num_kv_heads) as u32;
         let (gpu, kernels) = (&device.gpu, &device.kernels);
         let properties = &gpu.properties;
@@ -326,7 +330,7 @@ impl Run<'_> {
                 * properties.num_multiprocessors
         };
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
-        match kernels.tiled_attention(spec.head_dim, kv.dtype()) {
+        match tiled {
             // SAFETY: see above.
             None => unsafe {
                 let blocks = 8 * properties.num_multiprocessors;
