@@ -22,7 +22,7 @@ use crate::options::CudaOptions;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::pinned::PinnedMemory;
-use crate::probe::{Library, Missing, StartError, open_gemm, probe};
+use crate::probe::{Missing, StartError, open_gemm, probe};
 use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
@@ -47,8 +47,6 @@ pub struct CudaBackend {
     clock: StepClock,
     pub(crate) device: Device,
     staging: Staging,
-    /// Until it is needed.
-    gemm_library: Option<Library>,
     cache_dir: Option<PathBuf>,
     limits: Option<StepLimits>,
     enforce_eager: bool,
@@ -94,7 +92,7 @@ pub(crate) struct Device {
     pub(crate) max_logit_rows: usize,
     pub(crate) ranges: Ranges,
     pub(crate) kernels: Kernels,
-    /// There with the limits.
+    /// There with the first weight.
     pub(crate) gemm: Option<Gemm>,
     pub(crate) gpu: Gpu,
 }
@@ -152,7 +150,7 @@ impl CudaBackend {
     /// The devices of this machine, or what is missing to use one. Never panics.
     pub fn probe() -> Result<Vec<DeviceInfo>, Missing> {
         let devices = probe()?;
-        open_gemm().wait()?;
+        open_gemm()?;
         Ok(devices.iter().map(|properties| properties.info(properties.total_bytes)).collect())
     }
 
@@ -206,7 +204,6 @@ impl CudaBackend {
             swapper: None,
             clock: StepClock::new()?,
             device,
-            gemm_library: Some(open_gemm()),
             cache_dir,
             limits: None,
             enforce_eager: options.enforce_eager,
@@ -219,13 +216,15 @@ impl CudaBackend {
         })
     }
 
-    /// Waits for cuBLASLt.
+    /// Opening cuBLASLt holds up threads that start, so that those which compile must have started.
     pub(crate) fn open_gemm(&mut self) -> Result<(), BackendError> {
-        let Some(library) = self.gemm_library.take() else { return Ok(()) };
-        let missing = |missing| BackendError::Device { cause: format!("CUDA: {missing}, or use --device cpu") };
-        library.wait().map_err(missing)?;
-        let Device { gpu, kernels, .. } = &self.device;
-        self.device.gemm = Some(Gemm::new(gpu, kernels.precision(), self.cache_dir.as_deref())?);
+        if self.device.gemm.is_none() {
+            let missing =
+                |missing| BackendError::Device { cause: format!("CUDA: {missing}, or use --device cpu") };
+            open_gemm().map_err(missing)?;
+            let Device { gpu, kernels, .. } = &self.device;
+            self.device.gemm = Some(Gemm::new(gpu, kernels.precision(), self.cache_dir.as_deref())?);
+        }
         Ok(())
     }
 
@@ -400,6 +399,8 @@ impl Backend for CudaBackend {
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
         self.device.gpu.bind()?;
+        self.device.kernels.make_ready()?;
+        self.open_gemm()?;
         for part in parts {
             self.device.kernels.prepare_format(part.format())?;
         }
@@ -442,7 +443,6 @@ impl Backend for CudaBackend {
 
     fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
         assert!(self.limits.is_none(), "set_limits is called once");
-        self.open_gemm()?;
         let samples = limits.max_samples.max(1);
         let gpu = &self.device.gpu;
         // Each split of a context has one partial a query; even the narrowest model's fill what there is.
@@ -523,7 +523,7 @@ impl Backend for CudaBackend {
         for bucket in buckets() {
             self.launch(bucket.products(), [true, false], &[], program)?;
         }
-        self.device.gemm.as_mut().expect("opened with the limits").save_choices();
+        self.device.gemm.as_mut().expect("opened with the first weight").save_choices();
         self.finish_kernels()?;
         // Kernels are loaded by their first launch, which must not be a recorded one.
         if let Some(bucket) = buckets().next() {

@@ -19,10 +19,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms that are timed, and how often: first all of them (the first time loads a kernel), then those that came near the
 /// fastest.
 const NUM_CANDIDATES: usize = 32;
-/// The same for shapes that take so little time that a start would notice the search more than the steps its result.
-const NUM_CANDIDATES_OF_SMALL: usize = 8;
+/// Of products that are a small part of a step, because the weight is small or they come once: loading the kernel of a
+/// candidate takes about two milliseconds of the start.
+const FEW_CANDIDATES: usize = 8;
 const SMALL_WEIGHT: usize = 4 << 20;
-const SMALL_ROWS: usize = 512;
 const NUM_TIMINGS: [usize; 2] = [2, 3];
 const NEAR: f32 = 1.25;
 
@@ -244,8 +244,8 @@ impl Plan {
                 let value = ptr::from_ref(&alignment).cast();
                 lt::set_matmul_pref_attribute(preference, attribute, value, size_of::<u32>())?;
             }
-            let is_small = shape.n * shape.k <= SMALL_WEIGHT && shape.m <= SMALL_ROWS;
-            let count = if is_small { NUM_CANDIDATES_OF_SMALL } else { NUM_CANDIDATES };
+            let is_minor = shape.is_f32 || shape.n * shape.k < SMALL_WEIGHT;
+            let count = if is_minor { FEW_CANDIDATES } else { NUM_CANDIDATES };
             let found = propose(handle, description, [weight, input, output], preference, count);
             let _ = lt::destroy_matmul_pref(preference);
             found?

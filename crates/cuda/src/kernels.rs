@@ -371,7 +371,6 @@ impl Kernels {
         let fitting = all.iter().find(|kernels| m <= kernels.plain.max_m as usize);
         *fitting.or(all.last()).expect("a layout has product kernels")
     }
-
 }
 
 /// Shared memory of the two attention kernels, as their texts lay it out: rings of keys and values, and beside them the sums of

@@ -26,8 +26,8 @@ pub struct Peaks {
 impl CudaBackend {
     /// Reads and multiplies for a moment; takes 3 GiB of the device's memory while it does.
     pub fn measure_peaks(&mut self) -> Result<Peaks, BackendError> {
-        self.open_gemm()?;
         self.device.kernels.make_ready()?;
+        self.open_gemm()?;
         Ok(Peaks {
             memory_gb_per_s: READ_BYTES as f64 / self.device.read_seconds()? / 1e9,
             tensor_gmac_per_s: (SIDE as f64).powi(3) / self.device.multiply_seconds()? / 1e9,

@@ -1,7 +1,5 @@
 //! What of CUDA this machine has. Asking never fails and never panics: a machine without a GPU is a normal machine.
 
-use std::thread::JoinHandle;
-
 use baton_backend::{BackendError, DeviceInfo};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -43,35 +41,14 @@ pub(crate) struct Properties {
     pub(crate) total_bytes: u64,
 }
 
-/// A library that is being opened. From a cold disk the largest takes half a second, in which other things can be done, if they
-/// open no library themselves (as making a context does): that happens one after another.
-#[derive(Debug)]
-pub(crate) struct Library {
-    name: &'static str,
-    thread: JoinHandle<bool>,
-}
-
-impl Library {
-    fn open(name: &'static str, open: fn() -> bool) -> Self {
-        Self { name, thread: std::thread::spawn(open) }
-    }
-
-    pub(crate) fn wait(self) -> Result<(), Missing> {
-        if self.thread.join().expect("opening a library does not panic") {
-            Ok(())
-        } else {
-            Err(Missing::Library { library: self.name })
-        }
-    }
-}
-
 /// The devices of this machine. With them the compiler is there, but not yet cuBLASLt.
 pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
     // SAFETY: only tries to open a library by its usual names.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
         return Err(Missing::Driver);
     }
-    let compiler = Library::open("NVRTC (libnvrtc.so)", open_compiler);
+    // From a cold disk this takes as long as starting the driver.
+    let compiler = std::thread::spawn(open_compiler);
     let device = |error: driver::DriverError| Missing::Device { cause: error.to_string() };
     driver::init().map_err(device)?;
     let count = driver::device::get_count().map_err(device)?;
@@ -79,12 +56,10 @@ pub(crate) fn probe() -> Result<Vec<Properties>, Missing> {
         return Err(Missing::Device { cause: "there is none".to_owned() });
     }
     let devices = (0..count).map(|ordinal| properties(ordinal).map_err(device)).collect::<Result<_, _>>()?;
-    compiler.wait()?;
+    if !compiler.join().expect("opening a library does not panic") {
+        return Err(Missing::Library { library: "NVRTC (libnvrtc.so)" });
+    }
     Ok(devices)
-}
-
-pub(crate) fn open_gemm() -> Library {
-    Library::open("cuBLASLt (libcublasLt.so)", has_gemm)
 }
 
 /// False where it is missing. Otherwise it stays open, and so does another one that it opens with the first program.
@@ -102,11 +77,12 @@ fn open_compiler() -> bool {
     }
 }
 
-/// False where it is missing. Otherwise it stays open: the first call of a function does that.
-fn has_gemm() -> bool {
+/// It stays open: the first call of a function does that, from a cold disk in half a second.
+pub(crate) fn open_gemm() -> Result<(), Missing> {
     use cudarc::cublaslt::sys;
     // SAFETY: the first only tries to open a library, the second reads a number.
-    unsafe { sys::is_culib_present() && sys::cublasLtGetVersion() > 0 }
+    let is_there = unsafe { sys::is_culib_present() && sys::cublasLtGetVersion() > 0 };
+    if is_there { Ok(()) } else { Err(Missing::Library { library: "cuBLASLt (libcublasLt.so)" }) }
 }
 
 fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {

@@ -142,7 +142,7 @@ impl Run<'_> {
         let activation_bytes = self.device.activation_bytes();
         let element = self.device.element_bytes(product.is_f32);
         let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
-        let gemm = gemm.as_mut().expect("opened with the limits");
+        let gemm = gemm.as_mut().expect("opened with the first weight");
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let is_ready = part.layout == Layout::Plain(activation_format(kernels.precision()));
