@@ -216,7 +216,8 @@ impl CudaBackend {
         })
     }
 
-    /// Opening cuBLASLt holds up threads that start, so that those which compile must have started.
+    /// Opening cuBLASLt takes a while and holds up threads that start. So it is called when those that compile have started, and
+    /// waiting for them is all there is left to do.
     pub(crate) fn open_gemm(&mut self) -> Result<(), BackendError> {
         if self.device.gemm.is_none() {
             let missing =
@@ -399,7 +400,6 @@ impl Backend for CudaBackend {
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
         self.device.gpu.bind()?;
-        self.device.kernels.make_ready()?;
         self.open_gemm()?;
         for part in parts {
             self.device.kernels.prepare_format(part.format())?;

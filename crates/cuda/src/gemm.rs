@@ -20,9 +20,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// fastest.
 const NUM_CANDIDATES: usize = 32;
 /// Of products that are a small part of a step, because the weight is small or they come once: loading the kernel of a
-/// candidate takes about two milliseconds of the start.
+/// candidate takes three milliseconds of the start.
 const FEW_CANDIDATES: usize = 8;
 const SMALL_WEIGHT: usize = 4 << 20;
+const SMALL_ROWS: usize = 512;
 const NUM_TIMINGS: [usize; 2] = [2, 3];
 const NEAR: f32 = 1.25;
 
@@ -92,7 +93,13 @@ impl Gemm {
         let choices = Choices::load(cache_dir, &owner, version);
         let workspace = gpu.allocate(WORKSPACE_BYTES, "the workspace of products")?;
         let handle = lt::create_handle().map_err(failed)?;
-        Ok(Self { handle, activation, workspace, plans: HashMap::new(), choices })
+        let gemm = Self { handle, activation, workspace, plans: HashMap::new(), choices };
+        // For the first product of each kind cuBLASLt reads its tables, which takes a while.
+        for is_f32 in [false, true] {
+            let shape = Shape { m: 64, n: 64, k: 64, output_stride: 64, is_f32, output_alignment: 16 };
+            drop(Plan::new(handle, activation, &shape).map_err(failed)?);
+        }
+        Ok(gemm)
     }
 
     /// Keeps what was timed for the next start.
@@ -244,7 +251,7 @@ impl Plan {
                 let value = ptr::from_ref(&alignment).cast();
                 lt::set_matmul_pref_attribute(preference, attribute, value, size_of::<u32>())?;
             }
-            let is_minor = shape.is_f32 || shape.n * shape.k < SMALL_WEIGHT;
+            let is_minor = shape.is_f32 || (shape.n * shape.k < SMALL_WEIGHT && shape.m <= SMALL_ROWS);
             let count = if is_minor { FEW_CANDIDATES } else { NUM_CANDIDATES };
             let found = propose(handle, description, [weight, input, output], preference, count);
             let _ = lt::destroy_matmul_pref(preference);
@@ -312,18 +319,21 @@ unsafe fn propose(
     Ok(usable.map(|found| found.algo).collect())
 }
 
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed here only.
+        unsafe {
+            let _ = lt::destroy_matrix_layout(self.weight);
+            let _ = lt::destroy_matrix_layout(self.input);
+            let _ = lt::destroy_matrix_layout(self.output);
+            let _ = lt::destroy_matmul_desc(self.description);
+        }
+    }
+}
+
 impl Drop for Gemm {
     fn drop(&mut self) {
-        for plan in self.plans.values() {
-            // SAFETY: made by `Plan::new`, destroyed here only.
-            unsafe {
-                let _ = lt::destroy_matrix_layout(plan.weight);
-                let _ = lt::destroy_matrix_layout(plan.input);
-                let _ = lt::destroy_matrix_layout(plan.output);
-                let _ = lt::destroy_matmul_desc(plan.description);
-            }
-        }
-        // SAFETY: as above.
+        // SAFETY: made by `new`, destroyed here only.
         let _ = unsafe { lt::destroy_handle(self.handle) };
     }
 }
