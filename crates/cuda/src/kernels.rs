@@ -126,6 +126,8 @@ pub(crate) struct TiledAttention {
     pub(crate) many: Function,
     pub(crate) many_shared_bytes: u32,
     pub(crate) many_threads: u32,
+    /// `many` is attention_wide, which wants [`WideParams`](crate::params::WideParams).
+    pub(crate) is_wide: bool,
 }
 
 fn core_units(precision: Precision) -> [Unit; 2] {
@@ -345,6 +347,7 @@ impl Kernels {
             many: many.function(if is_wide { "attention_wide" } else { "attention_many" })?,
             many_shared_bytes,
             many_threads: if is_wide { 384 } else { 256 },
+            is_wide,
         };
         allow_shared(tiled.few, tiled.few_shared_bytes)?;
         allow_shared(tiled.many, tiled.many_shared_bytes)?;

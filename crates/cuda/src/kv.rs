@@ -5,7 +5,8 @@
 
 use baton_backend::{AttentionItem, BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput};
 
-use crate::gpu::{DeviceMemory, Gpu};
+use crate::gpu::{DeviceMemory, Fetches, Gpu, map_bf16};
+use crate::params::TensorMap;
 use crate::pinned::PinnedMemory;
 use crate::swap::max_swaps;
 
@@ -87,6 +88,14 @@ impl KvCache {
     pub(crate) fn host_address(&self, layer: usize) -> u64 {
         let start = self.host.as_ref().map(PinnedMemory::address);
         start.map_or(0, |start| start + self.layers[layer].host_offset as u64)
+    }
+
+    /// A layer of a cache of 16 bits as a matrix, for bulk copies of a block's rows, or of `max_rows` if it has more.
+    pub(crate) fn map(&self, layer: usize, max_rows: usize) -> Result<TensorMap, BackendError> {
+        let KvLayerSpec { num_kv_heads, head_dim } = self.spec.layers[layer];
+        let rows = self.num_slots() * 2 * num_kv_heads;
+        let box_rows = self.spec.block_size.min(max_rows) as u32;
+        map_bf16(self.layers[layer].device.address(), rows, head_dim, box_rows, Fetches::Pairs)
     }
 
     pub(crate) fn num_layers(&self) -> usize {

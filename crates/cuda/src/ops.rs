@@ -13,10 +13,13 @@ use crate::graphs::Shape;
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
-    SampleParams,
+    SampleParams, WideParams,
 };
 use crate::probe::Properties;
 use crate::products::Product;
+
+/// Keys of a tile, as in `attention_wide.cu`.
+const WIDE_KEYS: usize = 64;
 
 /// As in `sample.cu`.
 const SAMPLE_PARTS: u32 = 32;
@@ -344,11 +347,16 @@ impl Run<'_> {
                     unsafe { gpu.launch(tiled.few, grid, 128, tiled.few_shared_bytes, &params) }?;
                 }
                 if plan.max_queries * group > 16 {
-                    let grid = (fitting(tiled.many_shared_bytes), 1);
-                    // SAFETY: see above.
-                    unsafe {
-                        gpu.launch(tiled.many, grid, tiled.many_threads, tiled.many_shared_bytes, &params)
-                    }?;
+                    let (grid, threads) = ((fitting(tiled.many_shared_bytes), 1), tiled.many_threads);
+                    let shared_bytes = tiled.many_shared_bytes;
+                    if tiled.is_wide {
+                        let params = WideParams { cache: kv.map(op.layer, WIDE_KEYS)?, attention: params };
+                        // SAFETY: see above.
+                        unsafe { gpu.launch(tiled.many, grid, threads, shared_bytes, &params) }?;
+                    } else {
+                        // SAFETY: see above.
+                        unsafe { gpu.launch(tiled.many, grid, threads, shared_bytes, &params) }?;
+                    }
                 }
             }
         }

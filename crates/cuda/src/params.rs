@@ -114,6 +114,7 @@ pub(crate) struct ConvertParams {
     pub(crate) cols: u32,
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AttentionParams {
     pub(crate) step: Address,
@@ -167,6 +168,12 @@ pub(crate) struct SkinnyParams {
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct TensorMap(pub(crate) [u64; 16]);
+
+#[repr(C)]
+pub(crate) struct WideParams {
+    pub(crate) cache: TensorMap,
+    pub(crate) attention: AttentionParams,
+}
 
 #[repr(C)]
 pub(crate) struct GatedParams {

@@ -1,9 +1,10 @@
 // Items of more than 16 packed rows where there is wgmma (sm_90a) and heads are of 128: prompt chunks and shared prefixes. The
 // same work as attention_many, with the copies in a warpgroup of their own.
 //
-// A block has 128 threads that gather queries, keys and values into shared memory and two warpgroups of 64 rows each that
+// A block has 128 threads that bring queries, keys and values into shared memory and two warpgroups of 64 rows each that
 // multiply. They meet only at barriers in shared memory, so that the next unit's first keys are there before the last one
-// is finished. A warpgroup asks for the scores of the next tile before it adds the values of this one, and weighs those scores
+// is finished. Whole tiles come by bulk copies, a page at a time, which one warp asks for; the last tile of a unit, if it is
+// not whole, is gathered by all, because what is not there must be zero. A warpgroup asks for the scores of the next tile before it adds the values of this one, and weighs those scores
 // while the tensor cores are busy with the values.
 //
 // Keys and values lie in shared memory as wgmma wants them: blocks of 64 dimensions, rows of 128 bytes, chunks mixed with the row.
@@ -14,8 +15,12 @@
 #define WIDE_TILE_BYTES (WIDE_KEYS * ROW_BYTES)
 #define WIDE_ROWS 128
 #define WIDE_STAGES 4
-#define WIDE_LAG 2 // tiles that are asked for before the first of them is waited for
 #define WIDE_QUERY_BYTES (WIDE_ROWS * ROW_BYTES)
+
+struct WideParams {
+    TensorMap cache; // this layer as a matrix of rows; boxes of a page's rows, at most a tile's
+    AttentionParams attention;
+};
 
 // Barriers, by number: a stage is full, a stage is empty, a buffer of queries is empty.
 #define FULL 0
@@ -100,38 +105,43 @@ __device__ __forceinline__ void feed_tile(const AttentionParams& p, const Walk& 
     }
 }
 
-__device__ __forceinline__ void feed(const AttentionParams& p, const PlanHeader& plan, u32 barriers, u32 queries, u32 stages) {
+// The same for a tile whose keys are all there, by one warp: each box is the rows of a page and half their dimensions.
+__device__ __forceinline__ void feed_whole_tile(const WideParams& w, const Walk& walk, u32 first, u32 to, u32 barrier) {
+    const AttentionParams& p = w.attention;
+    const u32* pages = words(p.step, p.step->pages) + walk.item.pages_start;
+    u32 rows = min(1u << p.block_shift, WIDE_KEYS);
+    for (u32 box = threadIdx.x; box < WIDE_KEYS / rows * 4; box += 32) {
+        u32 half = box % 2, plane = box / 2 % 2, key = box / 4 * rows, offset = first + key;
+        u32 page = pages[offset >> p.block_shift];
+        u32 row = (((page * 2 + plane) * p.num_kv_heads + walk.kv_head) << p.block_shift) + (offset & ((1u << p.block_shift) - 1));
+        load_box(to + plane * WIDE_TILE_BYTES + half * (WIDE_KEYS * 128) + key * 128, &w.cache, half * 64, row, barrier);
+    }
+}
+
+__device__ __forceinline__ void feed(const WideParams& w, const PlanHeader& plan, u32 barriers, u32 queries, u32 stages) {
+    const AttentionParams& p = w.attention;
     Walk walk = {0, 0, 0, 0, {}};
-    u32 count = 0, units = 0, announced = 0;
-    // Says of all tiles before `end` that they are there, which they are.
-    auto announce = [&](u32 end) {
-        // What this thread has copied must be seen by the tensor cores' own way to shared memory.
-        fence_async();
-        for (; announced < end; announced++) arrive(barriers + (FULL + announced % WIDE_STAGES) * 8);
-    };
-    auto flush = [&] {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-        announce(count);
-    };
+    u32 count = 0, units = 0;
     while (walk_on(p, plan, walk)) {
         Seen seen = rows_see(p, walk, walk.row, WIDE_ROWS);
         u32 begin = seen.begin / WIDE_KEYS * WIDE_KEYS;
         if (begin >= seen.end) continue;
-        u32 room = barriers + (QUERIES + units % 2) * 8, parity = units / 2 % 2 ^ 1;
-        // Where units are short, those whose queries are in the way may wait for a tile that was not announced yet.
-        if (!is_done(room, parity)) flush();
-        wait_barrier(room, parity);
+        wait_barrier(barriers + (QUERIES + units % 2) * 8, units / 2 % 2 ^ 1);
         feed_queries(p, walk, queries + units % 2 * WIDE_QUERY_BYTES);
         units++;
         for (u32 tile = begin; tile < seen.end; tile += WIDE_KEYS, count++) {
+            u32 full = barriers + (FULL + count % WIDE_STAGES) * 8, to = stages + count % WIDE_STAGES * 2 * WIDE_TILE_BYTES;
+            bool is_whole = tile + WIDE_KEYS <= seen.end;
             wait_barrier(barriers + (EMPTY + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2 ^ 1);
-            feed_tile(p, walk, tile, seen.end, stages + count % WIDE_STAGES * 2 * WIDE_TILE_BYTES);
-            asm volatile("cp.async.commit_group;");
-            asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_LAG) : "memory");
-            if (count >= WIDE_LAG) announce(count - WIDE_LAG + 1);
+            if (!is_whole) feed_tile(p, walk, tile, seen.end, to);
+            else if (threadIdx.x < 32) feed_whole_tile(w, walk, tile, to, full);
+            // The queries, with the first tile, or the tile itself.
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            if (!is_whole) fence_async();
+            if (is_whole && threadIdx.x == 0) expect_bytes(full, 2 * WIDE_TILE_BYTES);
+            else arrive(full);
         }
     }
-    flush();
 }
 
 // ---- The multiplying warpgroups.
@@ -328,7 +338,8 @@ __device__ __forceinline__ void multiply_units(
     }
 }
 
-KERNEL __launch_bounds__(384, 1) attention_wide(const AttentionParams p) {
+KERNEL __launch_bounds__(384, 1) attention_wide(const __grid_constant__ WideParams w) {
+    const AttentionParams& p = w.attention;
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ __align__(8) u64 barrier_words[2 * WIDE_STAGES + 2];
     __shared__ u8 is_last[256];
@@ -347,7 +358,7 @@ KERNEL __launch_bounds__(384, 1) attention_wide(const AttentionParams p) {
     wait_for_previous();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        feed(p, plan, barriers, queries, stages);
+        feed(w, plan, barriers, queries, stages);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         multiply_units(p, plan, barriers, queries, stages, is_last);

@@ -25,10 +25,6 @@ struct Shape {
     static constexpr u32 OUTPUTS = TOKENS == 128 ? WIDTH : WIDTH / 2; // of a warpgroup
 };
 
-struct __align__(64) TensorMap {
-    u64 words[16];
-};
-
 struct GatedParams {
     TensorMap input;      // boxes of TOKENS rows by 64 columns
     TensorMap weight;     // boxes of OUTPUTS rows by 64 columns
@@ -59,15 +55,6 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
 }
 
 // ---- Copies.
-
-__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-                 "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
 
 // With a policy for the second cache.
 __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u64 policy) {

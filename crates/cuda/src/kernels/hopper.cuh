@@ -19,11 +19,20 @@ __device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
         "bra AGAIN;\nREADY:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-__device__ __forceinline__ bool is_done(u32 barrier, u32 parity) {
-    u32 done;
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    return done;
+// ---- Bulk copies of boxes of a matrix, of 64 columns, whose bytes a barrier counts.
+
+struct __align__(64) TensorMap {
+    u64 words[16];
+};
+
+// Arrives, and says how many bytes are still to come.
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                 "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
 // Orders what this thread has written to shared memory before what the tensor cores or a bulk copy do there.
