@@ -58,7 +58,8 @@ fn tolerance(precision: Precision) -> f32 {
 }
 
 /// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
-/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `full` (all in full precision).
+/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `wide` (the attention of heads
+/// of 128), `full` (all in full precision).
 pub fn check(which: Option<&str>, table: &mut Table) {
     let is_part = |part: &str| which.is_none_or(|which| which == part);
     let precision = Precision::Fast;
@@ -87,8 +88,9 @@ pub fn check(which: Option<&str>, table: &mut Table) {
     if is_part("formats") {
         mixed_parts(precision, table);
     }
-    if is_part("attention") {
-        for case in &cases() {
+    for case in &cases() {
+        let is_wide = case.head_dim == 128 && [KvDtype::BF16, KvDtype::F16].contains(&case.dtype);
+        if is_part("attention") || is_wide && is_part("wide") {
             attention(case, precision, table);
         }
     }
@@ -376,6 +378,8 @@ fn cases() -> Vec<Case> {
         ..plain
     });
     cases.push(Case { head_dim: 128, window: Some(50), max_queries: 0, block_size: 8, ..plain });
+    cases.push(Case { head_dim: 128, dtype: KvDtype::F16, max_queries: 48, block_size: 32, ..plain });
+    cases.push(Case { head_dim: 128, split: 128, block_size: 128, ..plain });
     cases.extend(fp8_cases(Case { dtype: KvDtype::F8E4M3, ..plain }));
     cases
 }
@@ -519,12 +523,14 @@ fn attention(case: &Case, precision: Precision, table: &mut Table) {
     let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
-    let steps: [Runs; 5] = [
+    let steps: [Runs; 7] = [
         &[(0, 0, 100), (1, 0, 33), (2, 0, 1)],
         &[(0, 100, 1), (1, 33, 1), (2, 1, 1)],
         &[(2, 2, 70), (0, 101, 1), (1, 34, 1), (3, 0, 17)],
         &[(0, 102, 1), (1, 35, 1), (2, 72, 1), (3, 17, 1)],
         &[(1, 36, 120)],
+        &[(3, 18, 200)],
+        &[(3, 218, 90), (0, 103, 60)],
     ];
     let (mut expected, mut got) = (Vec::new(), Vec::new());
     for runs in steps {
