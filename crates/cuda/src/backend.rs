@@ -22,7 +22,7 @@ use crate::options::CudaOptions;
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::pinned::PinnedMemory;
-use crate::probe::{Missing, StartError, open_gemm, probe};
+use crate::probe::{Missing, StartError, look_for_gemm, open_gemm, probe};
 use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
@@ -164,6 +164,7 @@ impl CudaBackend {
             let what = format!("{}: it is older than compute capability 8.0", properties.name);
             return Err(unsupported(what).into());
         }
+        look_for_gemm()?;
         // Compiling takes longest and needs nothing of the device.
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());

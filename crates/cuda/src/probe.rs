@@ -1,5 +1,7 @@
 //! What of CUDA this machine has. Asking never fails and never panics: a machine without a GPU is a normal machine.
 
+use std::path::PathBuf;
+
 use baton_backend::{BackendError, DeviceInfo};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -85,6 +87,22 @@ pub(crate) fn open_gemm() -> Result<(), Missing> {
     if is_there { Ok(()) } else { Err(Missing::Library { library: "cuBLASLt (libcublasLt.so)" }) }
 }
 
+/// Finds out whether cuBLASLt is missing, without opening it where it seems to be there: that takes long, and can wait.
+pub(crate) fn look_for_gemm() -> Result<(), Missing> {
+    let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    if is_listed("libcublasLt.so", &cache, std::env::split_paths(&folders)) { Ok(()) } else { open_gemm() }
+}
+
+/// A library is in the loader's cache or in a folder where the loader looks.
+fn is_listed(name: &str, cache: &[u8], mut folders: impl Iterator<Item = PathBuf>) -> bool {
+    let is_named = |file: std::io::Result<std::fs::DirEntry>| {
+        file.is_ok_and(|file| file.file_name().as_encoded_bytes().starts_with(name.as_bytes()))
+    };
+    cache.windows(name.len()).any(|part| part == name.as_bytes())
+        || folders.any(|folder| std::fs::read_dir(folder).is_ok_and(|mut files| files.any(is_named)))
+}
+
 fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
     let device = driver::device::get(ordinal)?;
     // SAFETY: the device handle was just given out by the driver.
@@ -141,5 +159,15 @@ mod tests {
     fn the_compiler_opens_where_there_is_one() {
         // SAFETY: only tries to open a library.
         assert_eq!(open_compiler(), unsafe { cudarc::nvrtc::sys::is_culib_present() });
+    }
+
+    #[test]
+    fn libraries_are_found_without_opening_them() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let folders = || [PathBuf::from("/no/such/folder"), folder.clone()].into_iter();
+        assert!(is_listed("libx.so", b"..liby.so\0libx.so.13\0..", std::iter::empty()));
+        assert!(is_listed("Cargo.to", b"", folders()));
+        assert!(!is_listed("libx.so", b"libx.s", folders()));
+        assert!(!is_listed("libx.so", b"", std::iter::empty()));
     }
 }
