@@ -20,6 +20,7 @@ mod backend;
 mod choices;
 mod clock;
 mod compile;
+mod device;
 mod gated;
 mod gemm;
 mod gpu;

@@ -8,7 +8,8 @@ use baton_backend::{
     NormOp, Ops, Qkv, VectorId,
 };
 
-use crate::backend::{Device, PARTIAL_LSE_SHARE};
+use crate::backend::PARTIAL_LSE_SHARE;
+use crate::device::Device;
 use crate::graphs::Shape;
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{

@@ -2,7 +2,8 @@
 
 use baton_backend::{BackendError, RandomFill};
 
-use crate::backend::{CudaBackend, Device};
+use crate::backend::CudaBackend;
+use crate::device::Device;
 use crate::gemm::{Matrices, Shape};
 use crate::gpu::Timer;
 use crate::params::ReadParams;

@@ -4,7 +4,7 @@
 
 use baton_backend::{BackendError, Precision, VectorId, WeightFormat, WeightId};
 
-use crate::backend::Device;
+use crate::device::Device;
 use crate::gemm;
 use crate::kernels::ProductKernel;
 use crate::layout::{Layout, activation_format};
