@@ -9,6 +9,8 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
+import { mkdir, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { after, before, test } from "node:test";
@@ -30,6 +32,13 @@ let guarded;
 async function bundledBrowser() {
   // The package looks at this name, when it is loaded, to decide whether its own libraries are needed.
   process.env.AWS_LAMBDA_JS_RUNTIME = "nodejs22.x";
+  // Its fonts are unpacked with it, but what it brings for the font library looks for them in another folder, and without any
+  // font it ends at the first character.
+  const folder = join(tmpdir(), "fontconfig");
+  await mkdir(folder, { recursive: true });
+  const fonts = `<dir>${join(tmpdir(), "fonts")}</dir><cachedir>${join(folder, "cache")}</cachedir>`;
+  await writeFile(join(folder, "fonts.conf"), `<fontconfig>${fonts}</fontconfig>\n`);
+  process.env.FONTCONFIG_PATH = folder;
   const { default: bundled } = await import("@sparticuz/chromium");
   return bundled.executablePath();
 }
