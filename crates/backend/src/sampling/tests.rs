@@ -251,6 +251,13 @@ fn greedy_takes_the_lowest_id_of_equals() {
     assert_eq!(token(&[-0.0, 0.0], &row), 0);
     assert_eq!(token(&[f32::NAN, -5.0, f32::NAN], &row), 1);
     assert_eq!(token(&[0.0, f32::INFINITY, f32::NAN], &row), 1);
+    for highest in [[0, 1], [1023, 1024], [1024, 4999], [4998, 4999]] {
+        let mut logits = vec![-3.0; 5000];
+        for id in highest {
+            logits[id] = 7.0;
+        }
+        assert_eq!(token(&logits, &row), highest[0] as TokenId);
+    }
 }
 
 #[test]
