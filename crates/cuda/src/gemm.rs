@@ -19,11 +19,6 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms that are timed, and how often: first all of them (the first time loads a kernel), then those that came near the
 /// fastest.
 const NUM_CANDIDATES: usize = 32;
-/// Of products that are a small part of a step, because the weight is small or they come once: loading the kernel of a
-/// candidate takes three milliseconds of the start.
-const FEW_CANDIDATES: usize = 8;
-const SMALL_WEIGHT: usize = 4 << 20;
-const SMALL_ROWS: usize = 512;
 const NUM_TIMINGS: [usize; 2] = [2, 3];
 const NEAR: f32 = 1.25;
 
@@ -251,9 +246,7 @@ impl Plan {
                 let value = ptr::from_ref(&alignment).cast();
                 lt::set_matmul_pref_attribute(preference, attribute, value, size_of::<u32>())?;
             }
-            let is_minor = shape.is_f32 || (shape.n * shape.k < SMALL_WEIGHT && shape.m <= SMALL_ROWS);
-            let count = if is_minor { FEW_CANDIDATES } else { NUM_CANDIDATES };
-            let found = propose(handle, description, [weight, input, output], preference, count);
+            let found = propose(handle, description, [weight, input, output], preference);
             let _ = lt::destroy_matmul_pref(preference);
             found?
         };
@@ -285,7 +278,7 @@ impl Plan {
     }
 }
 
-/// The `max_count` algorithms that cuBLASLt thinks best, best first.
+/// The algorithms that cuBLASLt thinks best, best first.
 ///
 /// # Safety
 /// The descriptors must be alive.
@@ -294,10 +287,9 @@ unsafe fn propose(
     description: sys::cublasLtMatmulDesc_t,
     [weight, input, output]: [sys::cublasLtMatrixLayout_t; 3],
     preference: sys::cublasLtMatmulPreference_t,
-    max_count: usize,
 ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, lt::CublasError> {
     // SAFETY: the struct is plain numbers, for which zero is a value.
-    let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; max_count];
+    let mut found: [sys::cublasLtMatmulHeuristicResult_t; NUM_CANDIDATES] = unsafe { std::mem::zeroed() };
     let mut count = 0;
     // SAFETY: by contract; the array has as many places as are asked for.
     unsafe {
@@ -309,7 +301,7 @@ unsafe fn propose(
             output,
             output,
             preference,
-            max_count as i32,
+            NUM_CANDIDATES as i32,
             found.as_mut_ptr(),
             &raw mut count,
         )

@@ -348,15 +348,17 @@ impl Run<'_> {
                     unsafe { gpu.launch(tiled.few, grid, 128, tiled.few_shared_bytes, &params) }?;
                 }
                 if plan.max_queries * group > 16 {
-                    let (grid, threads) = ((fitting(tiled.many_shared_bytes), 1), tiled.many_threads);
-                    let shared_bytes = tiled.many_shared_bytes;
-                    if tiled.is_wide {
-                        let params = WideParams { cache: kv.map(op.layer, WIDE_KEYS)?, attention: params };
-                        // SAFETY: see above.
-                        unsafe { gpu.launch(tiled.many, grid, threads, shared_bytes, &params) }?;
-                    } else {
-                        // SAFETY: see above.
-                        unsafe { gpu.launch(tiled.many, grid, threads, shared_bytes, &params) }?;
+                    let grid = (fitting(tiled.many_shared_bytes), 1);
+                    let (threads, shared_bytes) = (tiled.many_threads, tiled.many_shared_bytes);
+                    // SAFETY: see above.
+                    unsafe {
+                        if tiled.is_wide {
+                            let cache = kv.map(op.layer, WIDE_KEYS)?;
+                            let params = WideParams { cache, attention: params };
+                            gpu.launch(tiled.many, grid, threads, shared_bytes, &params)?;
+                        } else {
+                            gpu.launch(tiled.many, grid, threads, shared_bytes, &params)?;
+                        }
                     }
                 }
             }
