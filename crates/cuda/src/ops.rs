@@ -348,8 +348,11 @@ impl Run<'_> {
                     unsafe { gpu.launch(tiled.few, grid, 128, tiled.few_shared_bytes, &params) }?;
                 }
                 if plan.max_queries * group > 16 {
-                    let grid = (fitting(tiled.many_shared_bytes), 1);
                     let (threads, shared_bytes) = (tiled.many_threads, tiled.many_shared_bytes);
+                    // One block of attention_wide has all registers of a multiprocessor.
+                    let blocks =
+                        if tiled.is_wide { properties.num_multiprocessors } else { fitting(shared_bytes) };
+                    let grid = (blocks, 1);
                     // SAFETY: see above.
                     unsafe {
                         if tiled.is_wide {

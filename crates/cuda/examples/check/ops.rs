@@ -58,8 +58,8 @@ fn tolerance(precision: Precision) -> f32 {
 }
 
 /// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
-/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `wide` (the attention of heads
-/// of 128), `full` (all in full precision).
+/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `wide` (of that what
+/// attention_wide does), `full` (all in full precision).
 pub fn check(which: Option<&str>, table: &mut Table) {
     let is_part = |part: &str| which.is_none_or(|which| which == part);
     let precision = Precision::Fast;
@@ -89,7 +89,8 @@ pub fn check(which: Option<&str>, table: &mut Table) {
         mixed_parts(precision, table);
     }
     for case in &cases() {
-        let is_wide = case.head_dim == 128 && [KvDtype::BF16, KvDtype::F16].contains(&case.dtype);
+        let is_wide =
+            [64, 128].contains(&case.head_dim) && [KvDtype::BF16, KvDtype::F16].contains(&case.dtype);
         if is_part("attention") || is_wide && is_part("wide") {
             attention(case, precision, table);
         }

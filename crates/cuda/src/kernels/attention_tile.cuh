@@ -5,7 +5,7 @@
 // rows; a lane holds two of them, lane / 4 and 8 more, as mma.m16n8k16 wants it.
 
 // attention_wide takes the place of attention_many.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM == 128 && !IS_FP8
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && HEAD_DIM <= 128 && !IS_FP8
 #define IS_WIDE 1
 #else
 #define IS_WIDE 0

@@ -1,5 +1,5 @@
-// Items of more than 16 packed rows where there is wgmma (sm_90a) and heads are of 128: prompt chunks and shared prefixes. The
-// same work as attention_many, with the copies in a warpgroup of their own.
+// Items of more than 16 packed rows where there is wgmma (sm_90a) and heads are of 64 or 128: prompt chunks and shared prefixes.
+// The same work as attention_many, with the copies in a warpgroup of their own.
 //
 // A block has 128 threads that bring queries, keys and values into shared memory and two warpgroups of 64 rows each that
 // multiply. They meet only at barriers in shared memory, so that the next unit's first keys are there before the last one
@@ -14,7 +14,7 @@
 #define WIDE_KEYS 64 // of a tile
 #define WIDE_TILE_BYTES (WIDE_KEYS * ROW_BYTES)
 #define WIDE_ROWS 128
-#define WIDE_STAGES 4
+#define WIDE_STAGES (512 / HEAD_DIM)
 #define WIDE_QUERY_BYTES (WIDE_ROWS * ROW_BYTES)
 
 struct WideParams {
@@ -105,16 +105,17 @@ __device__ __forceinline__ void feed_tile(const AttentionParams& p, const Walk& 
     }
 }
 
-// The same for a tile whose keys are all there, by one warp: each box is the rows of a page and half their dimensions.
+// The same for a tile whose keys are all there, by one warp: each box is 64 dimensions of the rows of a page.
 __device__ __forceinline__ void feed_whole_tile(const WideParams& w, const Walk& walk, u32 first, u32 to, u32 barrier) {
     const AttentionParams& p = w.attention;
     const u32* pages = words(p.step, p.step->pages) + walk.item.pages_start;
     u32 rows = min(1u << p.block_shift, WIDE_KEYS);
-    for (u32 box = threadIdx.x; box < WIDE_KEYS / rows * 4; box += 32) {
-        u32 half = box % 2, plane = box / 2 % 2, key = box / 4 * rows, offset = first + key;
+    constexpr u32 PARTS = HEAD_DIM / 64; // of a row
+    for (u32 box = threadIdx.x; box < WIDE_KEYS / rows * 2 * PARTS; box += 32) {
+        u32 part = box % PARTS, plane = box / PARTS % 2, key = box / PARTS / 2 * rows, offset = first + key;
         u32 page = pages[offset >> p.block_shift];
         u32 row = (((page * 2 + plane) * p.num_kv_heads + walk.kv_head) << p.block_shift) + (offset & ((1u << p.block_shift) - 1));
-        load_box(to + plane * WIDE_TILE_BYTES + half * (WIDE_KEYS * 128) + key * 128, &w.cache, half * 64, row, barrier);
+        load_box(to + plane * WIDE_TILE_BYTES + part * (WIDE_KEYS * 128) + key * 128, &w.cache, part * 64, row, barrier);
     }
 }
 
@@ -165,7 +166,15 @@ __device__ __forceinline__ void multiply_keys(float (&c)[8][4], const u32 (&a)[4
         : "memory");
 }
 
-// c (64 x 128) += a (64 x 16) times 16 values, whose dimensions are the columns: transposed on the way.
+// c (64 x HEAD_DIM) += a (64 x 16) times 16 values, whose dimensions are the columns: transposed on the way.
+__device__ __forceinline__ void multiply_values(float (&c)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+        : THIRTY_TWO(c, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+        : "memory");
+}
 __device__ __forceinline__ void multiply_values(float (&c)[16][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
