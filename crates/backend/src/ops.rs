@@ -82,6 +82,15 @@ pub struct DeviceInfo {
     pub swap_bytes_per_second: f64,
 }
 
+/// What steps take of a device besides weights, buffers and the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Scratch, kernels and what libraries keep: taken when it is told.
+    pub workspace_bytes: u64,
+    /// Recorded steps: still to be taken.
+    pub graph_bytes: u64,
+}
+
 /// The largest step there will ever be. Buffers are sized by it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
@@ -281,6 +290,11 @@ pub trait Backend: Send {
     fn check_kv_spec(&self, _spec: &KvSpec) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Rehearses the largest steps of a program before there is a cache, so that what they take besides is known when the rest
+    /// goes to the cache, and chooses what is chosen by time. Called at most once, when weights and buffers are there.
+    fn rehearse(&mut self, _program: &dyn Program, _cache: &KvSpec) -> Result<StepMemory, BackendError> {
+        Ok(StepMemory::default())
+    }
     /// Called once. Host blocks are the swap tier.
     fn create_kv_cache(
         &mut self,
@@ -289,8 +303,7 @@ pub trait Backend: Send {
         num_host_blocks: usize,
     ) -> Result<(), BackendError>;
 
-    /// Prepares for the decode steps of a program, so that none is slow when it comes first. Called once, when all else is
-    /// made.
+    /// Records the decode steps of a program that was rehearsed. Called at most once, when all else is made.
     fn warm_up(&mut self, _program: &dyn Program) -> Result<(), BackendError> {
         Ok(())
     }

@@ -163,6 +163,12 @@ pub enum EvictionArg {
     Lfu,
 }
 
+/// Sequences and tokens of a step on a GPU, where they are not given.
+pub fn gpu_steps(max_num_seqs: Option<usize>, max_num_batched_tokens: Option<usize>) -> (usize, usize) {
+    let seqs = max_num_seqs.unwrap_or(GPU_SEQS);
+    (seqs, max_num_batched_tokens.unwrap_or(GPU_STEP_TOKENS.max(seqs)))
+}
+
 impl EngineArgs {
     /// The ready configuration: every flag that was given, over the engine's own defaults.
     pub fn resolve(&self) -> EngineConfig {
@@ -200,9 +206,8 @@ impl EngineArgs {
     /// The engine's defaults suit a CPU; a device that works on many things at once wants larger steps.
     pub fn fit_to(&self, device: &DeviceInfo, config: &mut EngineConfig) {
         if device.attention_units > 0 {
-            config.max_num_seqs = self.max_num_seqs.unwrap_or(GPU_SEQS);
-            let tokens = GPU_STEP_TOKENS.max(config.max_num_seqs);
-            config.max_num_batched_tokens = self.max_num_batched_tokens.unwrap_or(tokens);
+            (config.max_num_seqs, config.max_num_batched_tokens) =
+                gpu_steps(self.max_num_seqs, self.max_num_batched_tokens);
         }
     }
 

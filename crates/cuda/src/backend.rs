@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightFormat, WeightId,
-    WeightUse,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepMemory, StepOutput, Tensor, VectorId, WeightFormat,
+    WeightId, WeightUse,
 };
 use half::bf16;
 
@@ -49,6 +49,8 @@ pub struct CudaBackend {
     pub(crate) device: Device,
     staging: Staging,
     cache_dir: Option<PathBuf>,
+    /// Of the device, with nothing of ours but the context.
+    free_at_start: u64,
     limits: Option<StepLimits>,
     enforce_eager: bool,
     partial_bytes: usize,
@@ -97,6 +99,7 @@ impl CudaBackend {
         let cache_dir = options.cache_dir;
         let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
         let gpu = Gpu::new(properties)?;
+        let free_at_start = gpu.free_bytes();
         let is_plain = options.library_products || options.precision == Precision::Full;
         let nothing = || gpu.allocate(0, "nothing yet");
         let device = Device {
@@ -134,6 +137,7 @@ impl CudaBackend {
             clock: StepClock::new()?,
             device,
             cache_dir,
+            free_at_start,
             limits: None,
             enforce_eager: options.enforce_eager,
             partial_bytes: options.partial_bytes,
@@ -293,6 +297,51 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// The shapes of steps that are recorded.
+    fn buckets(&self) -> Vec<Shape> {
+        let limits = self.limits.filter(|_| !self.enforce_eager);
+        limits.map_or_else(Vec::new, |limits| Shape::buckets(Self::max_decodes(&limits)).collect())
+    }
+
+    /// What attention needs besides its cache.
+    fn size_attention(&mut self, cache: &KvSpec) -> Result<(), BackendError> {
+        let Device { gpu, kernels, partials, arrivals, max_tokens, .. } = &mut self.device;
+        kernels.make_ready()?;
+        let most_heads = cache.layers.iter().map(|layer| layer.num_kv_heads).max().unwrap_or(0);
+        for (memory, bytes) in [(partials, self.partial_bytes), (arrivals, 4 * *max_tokens * most_heads)] {
+            if memory.bytes() < bytes {
+                *memory = gpu.allocate(bytes, "partial results of attention")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs steps of nothing, so that products are chosen by time and kernels are loaded. Returns what recording them will take.
+    fn rehearse_steps(&mut self, program: &dyn Program) -> Result<u64, BackendError> {
+        let limits = self.limits.ok_or_else(|| unsupported("a rehearsal before set_limits"))?;
+        self.fill_activations()?;
+        // Kernels that read a step's counts do nothing, products go over whatever is there.
+        let slots = self.slots.as_mut().expect("made with the limits");
+        let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
+        self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
+        self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
+        let buckets = self.buckets();
+        for bucket in &buckets {
+            self.launch(bucket.products(), [true, false], &[], program)?;
+        }
+        self.device.gemm.as_mut().expect("opened with the first weight").save_choices();
+        self.finish_kernels()?;
+        let Some(bucket) = buckets.last() else { return self.device.gpu.synchronize().map(|()| 0) };
+        // Kernels are loaded by their first launch, which must not be a recorded one.
+        self.launch(*bucket, [true, false], &[], program)?;
+        self.device.gpu.synchronize()?;
+        let free_bytes = self.device.gpu.free_bytes();
+        self.record((fingerprint(program), *bucket), &[], program)?;
+        let graph_bytes = free_bytes.saturating_sub(self.device.gpu.free_bytes());
+        self.graphs = Graphs::default();
+        Ok(graph_bytes * buckets.len() as u64)
+    }
+
     /// Waits for the kernels that take longest to compile, for which nothing has to wait before.
     fn finish_kernels(&mut self) -> Result<(), BackendError> {
         for layer in 0..self.device.kv.as_ref().map_or(0, KvCache::num_layers) {
@@ -312,7 +361,7 @@ impl CudaBackend {
     }
 
     /// Rows of the largest step that is recorded.
-    fn max_decodes(limits: &StepLimits) -> usize {
+    pub(crate) fn max_decodes(limits: &StepLimits) -> usize {
         limits.max_tokens.min(limits.max_logit_rows).min(limits.max_samples).min(limits.max_seqs)
     }
 }
@@ -415,6 +464,19 @@ impl Backend for CudaBackend {
         crate::kv::check_spec(spec)
     }
 
+    fn rehearse(&mut self, program: &dyn Program, cache: &KvSpec) -> Result<StepMemory, BackendError> {
+        self.device.gpu.bind()?;
+        self.size_attention(cache)?;
+        // Steps of nothing, which touch no block.
+        self.device.kv = Some(KvCache::new(&self.device.gpu, cache, 1, 0)?);
+        let graph_bytes = self.rehearse_steps(program)?;
+        self.device.kv = None;
+        let buffers: usize = self.device.buffers.iter().map(|buffer| buffer.memory.bytes()).sum();
+        let taken_bytes = self.free_at_start.saturating_sub(self.device.gpu.free_bytes());
+        let workspace_bytes = taken_bytes.saturating_sub(self.weight_bytes()).saturating_sub(buffers as u64);
+        Ok(StepMemory { workspace_bytes, graph_bytes })
+    }
+
     fn create_kv_cache(
         &mut self,
         spec: &KvSpec,
@@ -424,12 +486,7 @@ impl Backend for CudaBackend {
         assert!(self.device.kv.is_none(), "create_kv_cache is called once");
         crate::kv::check_spec(spec)?;
         self.device.gpu.bind()?;
-        self.device.kernels.make_ready()?;
-        self.device.partials =
-            self.device.gpu.allocate(self.partial_bytes, "partial results of attention")?;
-        let most_heads = spec.layers.iter().map(|layer| layer.num_kv_heads).max().unwrap_or(0);
-        self.device.arrivals =
-            self.device.gpu.allocate(4 * self.device.max_tokens * most_heads, "merges of attention")?;
+        self.size_attention(spec)?;
         self.device.kv = Some(KvCache::new(&self.device.gpu, spec, num_device_blocks, num_host_blocks)?);
         if num_host_blocks > 0 {
             self.swapper = Some(Swapper::new(&self.device.gpu, num_host_blocks)?);
@@ -439,26 +496,8 @@ impl Backend for CudaBackend {
 
     fn warm_up(&mut self, program: &dyn Program) -> Result<(), BackendError> {
         self.device.gpu.bind()?;
-        let Some(limits) = self.limits.filter(|_| !self.enforce_eager) else { return self.finish_kernels() };
-        self.fill_activations()?;
-        // A step of nothing: kernels that read its counts do nothing, products go over whatever is there.
-        let slots = self.slots.as_mut().expect("made with the limits");
-        let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
-        self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
         let fingerprint = fingerprint(program);
-        // The largest step is not recorded, but its products are chosen by time as well.
-        self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
-        let buckets = || Shape::buckets(Self::max_decodes(&limits));
-        for bucket in buckets() {
-            self.launch(bucket.products(), [true, false], &[], program)?;
-        }
-        self.device.gemm.as_mut().expect("opened with the first weight").save_choices();
-        self.finish_kernels()?;
-        // Kernels are loaded by their first launch, which must not be a recorded one.
-        if let Some(bucket) = buckets().next() {
-            self.launch(bucket, [true, false], &[], program)?;
-        }
-        for bucket in buckets() {
+        for bucket in self.buckets() {
             self.record((fingerprint, bucket), &[], program)?;
         }
         self.device.gpu.synchronize()

@@ -15,7 +15,7 @@ use cudarc::cublaslt::{result as lt, sys};
 use crate::choices::Choices;
 use crate::gpu::{DeviceMemory, Gpu, Timer};
 
-const WORKSPACE_BYTES: usize = 64 << 20;
+pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
 /// Algorithms that are timed, and how often: first all of them (the first time loads a kernel), then those that came near the
 /// fastest.
 const NUM_CANDIDATES: usize = 32;

@@ -21,6 +21,7 @@ mod choices;
 mod clock;
 mod compile;
 mod device;
+mod estimate;
 mod gated;
 mod gemm;
 mod gpu;
@@ -44,6 +45,7 @@ mod weights;
 
 pub use backend::CudaBackend;
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};
+pub use estimate::{free_bytes, step_memory};
 pub use options::CudaOptions;
 pub use peak::Peaks;
 pub use probe::{Missing, StartError};

@@ -103,16 +103,20 @@ impl Engine {
                 BackendError::OutOfMemory { what, needed_bytes, free_bytes: device.free_bytes }.into()
             );
         }
+        let usable_bytes = (device.free_bytes as f64 * config.gpu_memory_utilization) as u64;
         backend.expect(&weights.formats()?, &kv_spec);
         let decoder = Decoder::load(&model, &*weights, &mut *backend, &limits, progress)?;
+        let steps = backend.rehearse(&decoder, &kv_spec)?;
         let device = backend.device();
         let memory = MemoryPlan::new(
             &MemoryRequest {
                 device: device.description.clone(),
                 total_bytes: device.total_bytes,
-                kv_budget_bytes: kv_budget(&device, config),
+                usable_bytes,
                 weight_bytes: backend.weight_bytes(),
-                workspace_bytes,
+                workspace_bytes: workspace_bytes.saturating_add(steps.workspace_bytes),
+                graph_bytes: steps.graph_bytes,
+                kv_cap_bytes: device.kv_cap_bytes,
                 kv_cache_memory: config.kv_cache_memory,
                 swap_space: config.swap_space.min(device.free_bytes / 8),
                 max_model_len,
@@ -444,10 +448,4 @@ fn with_pooled(
         output.pooled = pooled.remove(&output.request_id).unwrap_or_default();
     }
     outputs
-}
-
-/// What of the free memory KV may take when nobody said how much.
-fn kv_budget(device: &baton_backend::DeviceInfo, config: &EngineConfig) -> u64 {
-    let share = (device.free_bytes as f64 * config.gpu_memory_utilization) as u64;
-    device.kv_cap_bytes.map_or(share, |cap| cap.min(share))
 }

@@ -1,4 +1,4 @@
-//! The memory plan: weights, workspace, then KV from what remains. Made once at start, never exceeded.
+//! The memory plan: weights, workspace, recorded steps, then KV from what remains. Made once at start, never exceeded.
 //!
 //! The same arithmetic serves the running engine and the calculator `baton plan`, which has no device at hand.
 
@@ -14,14 +14,31 @@ use crate::EngineError;
 pub struct MemoryRequest {
     pub device: String,
     pub total_bytes: u64,
-    /// What may be used for KV once weights and workspace are placed, unless `kv_cache_memory` says it outright.
-    pub kv_budget_bytes: u64,
+    /// What may be used in all.
+    pub usable_bytes: u64,
     pub weight_bytes: u64,
     pub workspace_bytes: u64,
+    pub graph_bytes: u64,
+    /// The most KV to take unasked.
+    pub kv_cap_bytes: Option<u64>,
+    /// Takes the place of what is left of the usable bytes.
     pub kv_cache_memory: Option<u64>,
     pub swap_space: u64,
     pub max_model_len: usize,
     pub max_num_seqs: usize,
+}
+
+impl MemoryRequest {
+    /// What the other parts leave of the usable bytes.
+    pub fn left_bytes(&self) -> u64 {
+        let parts = [self.weight_bytes, self.workspace_bytes, self.graph_bytes];
+        parts.into_iter().fold(self.usable_bytes, u64::saturating_sub)
+    }
+
+    /// What of it KV may take when nobody said how much.
+    pub fn kv_budget_bytes(&self) -> u64 {
+        self.left_bytes().min(self.kv_cap_bytes.unwrap_or(u64::MAX))
+    }
 }
 
 /// Where the memory goes.
@@ -31,6 +48,7 @@ pub struct MemoryPlan {
     pub total_bytes: u64,
     pub weight_bytes: u64,
     pub workspace_bytes: u64,
+    pub graph_bytes: u64,
     pub kv_bytes: u64,
     pub swap_bytes: u64,
     pub kv_bytes_per_token: u64,
@@ -47,8 +65,7 @@ impl MemoryPlan {
         let block_bytes = kv.bytes_per_block() as u64;
         let blocks_per_seq = request.max_model_len.div_ceil(kv.block_size);
         let useful = (blocks_per_seq as u64).saturating_mul(request.max_num_seqs as u64);
-        let budget = request.kv_cache_memory.unwrap_or(request.kv_budget_bytes);
-        let affordable = budget / block_bytes;
+        let affordable = request.kv_cache_memory.unwrap_or(request.kv_budget_bytes()) / block_bytes;
         // Asked for outright, the memory is used as asked: more blocks than a full batch needs still cache prefixes.
         let num_device_blocks =
             if request.kv_cache_memory.is_some() { affordable } else { affordable.min(useful) };
@@ -68,6 +85,7 @@ impl MemoryPlan {
             total_bytes: request.total_bytes,
             weight_bytes: request.weight_bytes,
             workspace_bytes: request.workspace_bytes,
+            graph_bytes: request.graph_bytes,
             kv_bytes: num_device_blocks as u64 * block_bytes,
             swap_bytes: num_host_blocks as u64 * block_bytes,
             kv_bytes_per_token: kv.bytes_per_token() as u64,
@@ -96,6 +114,9 @@ impl fmt::Display for MemoryPlan {
         writeln!(f, "memory on {}", self.device)?;
         writeln!(f, "  weights    {}", mib(self.weight_bytes))?;
         writeln!(f, "  workspace  {}", mib(self.workspace_bytes))?;
+        if self.graph_bytes > 0 {
+            writeln!(f, "  graphs     {}", mib(self.graph_bytes))?;
+        }
         writeln!(
             f,
             "  KV cache   {}   {} blocks of {} tokens = {} tokens, {} sequences of {}",
@@ -106,9 +127,14 @@ impl fmt::Display for MemoryPlan {
             self.sequences_of(self.max_model_len),
             self.max_model_len,
         )?;
-        writeln!(f, "  swap space {}   {} blocks", mib(self.swap_bytes), self.num_host_blocks)?;
-        let used = self.weight_bytes + self.workspace_bytes + self.kv_bytes + self.swap_bytes;
-        write!(f, "  total      {} of {:.1} GiB", mib(used), self.total_bytes as f64 / f64::from(1 << 30))
+        let used = self.weight_bytes + self.workspace_bytes + self.graph_bytes + self.kv_bytes;
+        writeln!(f, "  total      {} of {:.1} GiB", mib(used), self.total_bytes as f64 / f64::from(1 << 30))?;
+        write!(
+            f,
+            "  swap space {}   {} blocks in the host's memory",
+            mib(self.swap_bytes),
+            self.num_host_blocks
+        )
     }
 }
 
@@ -127,13 +153,15 @@ mod tests {
         }
     }
 
-    fn request(kv_budget_bytes: u64) -> MemoryRequest {
+    fn request(left_bytes: u64) -> MemoryRequest {
         MemoryRequest {
             device: "cpu".to_owned(),
             total_bytes: 1 << 30,
-            kv_budget_bytes,
+            usable_bytes: left_bytes + 3000,
             weight_bytes: 1000,
             workspace_bytes: 1000,
+            graph_bytes: 1000,
+            kv_cap_bytes: None,
             kv_cache_memory: None,
             swap_space: 8192,
             max_model_len: 100,
@@ -150,8 +178,29 @@ mod tests {
     }
 
     #[test]
+    fn takes_no_more_than_the_cap_unasked() {
+        let capped = MemoryRequest { kv_cap_bytes: Some(4096 * 9), ..request(1 << 30) };
+        assert_eq!(MemoryPlan::new(&capped, &spec()).unwrap().num_device_blocks, 9);
+    }
+
+    #[test]
+    fn parts_larger_than_all_leave_nothing() {
+        assert_eq!(MemoryRequest { usable_bytes: 2999, ..request(0) }.left_bytes(), 0);
+        assert_eq!(request(4096 * 8 - 1).left_bytes(), 4096 * 8 - 1);
+        assert_eq!(MemoryPlan::new(&request(4096 * 8 - 1), &spec()).unwrap().num_device_blocks, 7);
+    }
+
+    #[test]
+    fn shows_where_the_memory_goes() {
+        let shown = MemoryPlan::new(&request(1 << 20), &spec()).unwrap().to_string();
+        let rows: Vec<&str> = shown.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(rows, ["memory", "weights", "workspace", "graphs", "KV", "total", "swap"]);
+    }
+
+    #[test]
     fn takes_what_is_asked_for() {
-        let asked = MemoryRequest { kv_cache_memory: Some(4096 * 50 + 1), ..request(0) };
+        let asked =
+            MemoryRequest { kv_cap_bytes: Some(1), kv_cache_memory: Some(4096 * 50 + 1), ..request(0) };
         assert_eq!(MemoryPlan::new(&asked, &spec()).unwrap().num_device_blocks, 50);
     }
 

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use baton_backend::{Backend, KvDtype, StepLimits, WeightFormat};
+use baton_backend::{Backend, KvDtype, StepLimits, StepMemory, WeightFormat};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::{EngineConfig, MemoryPlan, MemoryRequest};
 use baton_model::{Decoder, ModelConfig};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::PlanArgs;
 use crate::devices;
-use crate::engine_args::{kv_dtype, parse_dtype};
+use crate::engine_args::{gpu_steps, kv_dtype, parse_dtype};
 use crate::errors::hinted;
 use crate::session::open_config;
 use crate::size::{grouped, show};
@@ -51,6 +51,7 @@ struct Device {
     free_bytes: u64,
     activation_bytes: usize,
     block_size: usize,
+    is_gpu: bool,
     /// The most KV that the engine takes unasked.
     kv_cap_bytes: Option<u64>,
 }
@@ -65,6 +66,7 @@ impl Device {
                 free_bytes: info.free_bytes,
                 activation_bytes: info.activation_bytes,
                 block_size: info.block_size,
+                is_gpu: false,
                 kv_cap_bytes: info.kv_cap_bytes,
             }
         } else {
@@ -82,14 +84,16 @@ impl Device {
             Self {
                 description: known.0,
                 memory_bytes: known.1,
-                free_bytes: known.1,
+                free_bytes: baton_cuda::free_bytes(known.1),
                 activation_bytes: 2,
                 block_size: 16,
+                is_gpu: true,
                 kv_cap_bytes: None,
             }
         };
         if let Some(bytes) = args.device_memory {
-            (device.memory_bytes, device.free_bytes) = (bytes, bytes);
+            device.memory_bytes = bytes;
+            device.free_bytes = if device.is_gpu { baton_cuda::free_bytes(bytes) } else { bytes };
             device.kv_cap_bytes = None;
         }
         Ok(device)
@@ -109,6 +113,7 @@ struct Report {
     usable_bytes: u64,
     weight_bytes: u64,
     workspace_bytes: u64,
+    graph_bytes: u64,
     /// More would fit, but is only taken when `--kv-cache-memory` asks for it: other programs use this memory too.
     kv_is_capped: bool,
     kv_cache_bytes: u64,
@@ -139,9 +144,15 @@ fn calculate(
     device: &Device,
 ) -> Result<Report> {
     let defaults = EngineConfig::default();
+    let (max_num_seqs, max_num_batched_tokens) = if device.is_gpu {
+        gpu_steps(args.max_num_seqs, args.max_num_batched_tokens)
+    } else {
+        let tokens = args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens);
+        (args.max_num_seqs.unwrap_or(defaults.max_num_seqs), tokens)
+    };
     let engine = EngineConfig {
-        max_num_seqs: args.max_num_seqs.unwrap_or(defaults.max_num_seqs),
-        max_num_batched_tokens: args.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+        max_num_seqs,
+        max_num_batched_tokens,
         block_size: args.block_size,
         kv_dtype: kv_dtype(args.kv_cache_dtype, defaults.kv_dtype),
         gpu_memory_utilization: args.gpu_memory_utilization,
@@ -149,33 +160,37 @@ fn calculate(
     };
     engine.validate()?;
     let max_model_len = config.resolve_max_model_len(args.max_model_len)?;
+    let max_logit_rows = engine.max_num_seqs.max(MIN_LOGIT_ROWS);
     let limits = StepLimits {
         max_tokens: engine.max_num_batched_tokens,
         max_seqs: engine.max_num_seqs,
-        max_logit_rows: engine.max_num_seqs.max(MIN_LOGIT_ROWS),
-        max_samples: engine.max_num_seqs,
+        max_logit_rows,
+        max_samples: max_logit_rows + engine.max_num_seqs,
         max_model_len,
         vocab_size: config.vocab_size,
     };
     let block_size = engine.block_size.unwrap_or(device.block_size);
     let spec = config.kv_spec(engine.kv_dtype, block_size);
     let usable_bytes = (device.free_bytes as f64 * args.gpu_memory_utilization) as u64;
-    let workspace_bytes = Decoder::buffer_bytes(config, &limits, device.activation_bytes);
-    let left_bytes = usable_bytes.saturating_sub(weight_bytes).saturating_sub(workspace_bytes);
-    let kv_budget_bytes = left_bytes.min(device.kv_cap_bytes.unwrap_or(left_bytes));
-    let request = MemoryRequest {
+    let buffer_bytes = Decoder::buffer_bytes(config, &limits, device.activation_bytes);
+    let steps = if device.is_gpu { gpu_step_memory(config, &limits) } else { StepMemory::default() };
+    let workspace_bytes = buffer_bytes.saturating_add(steps.workspace_bytes);
+    let mut request = MemoryRequest {
         device: device.description.clone(),
         total_bytes: device.memory_bytes,
-        kv_budget_bytes,
+        usable_bytes,
         weight_bytes,
         workspace_bytes,
-        // All that is left, not only what a full batch would use: the question is what fits.
-        kv_cache_memory: Some(kv_budget_bytes),
+        graph_bytes: steps.graph_bytes,
+        kv_cap_bytes: device.kv_cap_bytes,
+        kv_cache_memory: None,
         swap_space: 0,
         // One block, so that the plan is made even where the longest sequence does not fit; `fits` says so.
         max_model_len: 1,
         max_num_seqs: engine.max_num_seqs,
     };
+    // All that is left, not only what a full batch would use: the question is what fits.
+    request.kv_cache_memory = Some(request.kv_budget_bytes());
     let plan = MemoryPlan::new(&request, &spec).ok();
     let kv_tokens = plan.as_ref().map_or(0, MemoryPlan::kv_tokens);
     let mut contexts: Vec<usize> = args.context.iter().copied().filter(|&len| len > 0).collect();
@@ -197,7 +212,8 @@ fn calculate(
         usable_bytes,
         weight_bytes,
         workspace_bytes,
-        kv_is_capped: kv_budget_bytes < left_bytes,
+        graph_bytes: steps.graph_bytes,
+        kv_is_capped: request.kv_budget_bytes() < request.left_bytes(),
         kv_cache_bytes: plan.as_ref().map_or(0, |plan| plan.kv_bytes),
         kv_cache_dtype: engine.kv_dtype,
         kv_bytes_per_token: spec.bytes_per_token() as u64,
@@ -212,13 +228,21 @@ fn calculate(
     })
 }
 
+fn gpu_step_memory(config: &ModelConfig, limits: &StepLimits) -> StepMemory {
+    let heads = |count: usize| count.saturating_mul(config.head_dim);
+    let qkv = heads(config.num_heads.saturating_add(config.num_kv_heads.saturating_mul(2)));
+    let widest_input = config.hidden_size.max(config.intermediate_size).max(heads(config.num_heads));
+    let widest_output = config.hidden_size.max(config.intermediate_size.saturating_mul(2)).max(qkv);
+    baton_cuda::step_memory(limits, widest_input, widest_output)
+}
+
 impl Report {
     /// An answer of "no" is an error, so that scripts see it.
     fn check(&self) -> Result<()> {
         if self.fits {
             return Ok(());
         }
-        let needed = self.weight_bytes.saturating_add(self.workspace_bytes);
+        let needed = self.weight_bytes.saturating_add(self.workspace_bytes).saturating_add(self.graph_bytes);
         if needed > self.usable_bytes {
             return Err(hinted(
                 format!(
@@ -250,8 +274,11 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
     )?;
     writeln!(out, "on {}\n", report.device)?;
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
-    let share =
-        format!("{:.0} % of {}", report.gpu_memory_utilization * 100.0, show(report.device_memory_bytes));
+    let share = format!(
+        "{:.0} % of what is free of {}",
+        report.gpu_memory_utilization * 100.0,
+        show(report.device_memory_bytes)
+    );
     let step = format!("{} tokens, {} sequences a step", report.max_num_batched_tokens, report.max_num_seqs);
     let capped = if report.kv_is_capped { "; --kv-cache-memory takes more" } else { "" };
     let kv = format!("{} blocks of {} tokens{capped}", grouped(report.num_blocks as u64), report.block_size);
@@ -259,6 +286,9 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
     table.row(["usable", &show(report.usable_bytes), &share]);
     table.row(["weights", &show(report.weight_bytes), ""]);
     table.row(["workspace", &show(report.workspace_bytes), &step]);
+    if report.graph_bytes > 0 {
+        table.row(["graphs", &show(report.graph_bytes), ""]);
+    }
     table.row(["KV cache", &show(report.kv_cache_bytes), &kv]);
     table.row(["KV a token", &show(report.kv_bytes_per_token), &token]);
     table.row(["KV tokens", &grouped(report.kv_tokens as u64), ""]);

@@ -1,7 +1,7 @@
 //! Checks the CUDA backend on the device of this machine against the reference backend and the golden models, and times it.
 //!
 //! ```text
-//! check ops [bf16|formats|FORMAT|attention|wide|full] | sampling | swap [STEPS] | golden GOLDEN_DIR
+//! check ops [bf16|formats|FORMAT|attention|attention-CACHE|wide|full] | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
 //! ```

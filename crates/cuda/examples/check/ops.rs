@@ -58,8 +58,8 @@ fn tolerance(precision: Precision) -> f32 {
 }
 
 /// `which` is nothing for all, or a part, for tools that watch memory and take their time: `bf16` (the ops of bf16 weights,
-/// and norms), `formats` (the products of all other weights), one of those formats, `attention`, `wide` (of that what
-/// attention_wide does), `full` (all in full precision).
+/// and norms), `formats` (the products of all other weights), one of those formats, `attention` or of that one
+/// type of cache (`attention-f8e4m3`) or what attention_wide does (`wide`), `full` (all in full precision).
 pub fn check(which: Option<&str>, table: &mut Table) {
     let is_part = |part: &str| which.is_none_or(|which| which == part);
     let precision = Precision::Fast;
@@ -91,7 +91,8 @@ pub fn check(which: Option<&str>, table: &mut Table) {
     for case in &cases() {
         let is_wide =
             [64, 128].contains(&case.head_dim) && [KvDtype::BF16, KvDtype::F16].contains(&case.dtype);
-        if is_part("attention") || is_wide && is_part("wide") {
+        let cache = format!("attention-{:?}", case.dtype).to_lowercase();
+        if is_part("attention") || is_part(&cache) || is_wide && is_part("wide") {
             attention(case, precision, table);
         }
     }
