@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use crate::{DeviceSpan, KvSpec, StepInput, StepOutput, Tensor, WeightFormat};
+use crate::{DeviceSpan, KvSpec, StepInput, StepOutput, Tensor};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -270,9 +270,6 @@ pub trait Program: Send {
 /// After: only `submit` and `collect`, which allocate nothing on the device.
 pub trait Backend: Send {
     fn device(&self) -> DeviceInfo;
-
-    /// Says what will be loaded, before it is: a device can get ready for it meanwhile.
-    fn expect(&mut self, _formats: &[WeightFormat], _cache: &KvSpec) {}
 
     /// The parts stand one below the other as one matrix; each may have its own format.
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError>;

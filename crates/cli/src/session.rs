@@ -10,7 +10,7 @@ use anyhow::Result;
 use baton_backend::{Backend, MockBackend, MockOptions, WeightFormat};
 use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions, Machine};
-use baton_cuda::{CudaBackend, CudaOptions, Missing, StartError};
+use baton_cuda::{CudaBackend, CudaOptions, Expected, Missing, StartError};
 use baton_engine::Engine;
 use baton_grammar::GrammarCompiler;
 use baton_model::{
@@ -48,8 +48,15 @@ impl Session {
                 "weights are used as they are stored: leave --dtype out, take a file of that format, or compute in float32",
             ));
         }
-        let text = TextModel::new(found.name, &files)?;
-        let backend = open_backend(args)?;
+        let cache = files.config().kv_spec(config.kv_dtype, config.block_size.unwrap_or(1));
+        let expected = Expected { formats: files.weights()?.formats()?, cache };
+        // A device takes a while to start, and a large vocabulary to read.
+        let (text, backend) = std::thread::scope(|scope| {
+            let text = scope.spawn(|| TextModel::new(found.name, &files));
+            let backend = open_backend(args, Some(expected));
+            (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), backend)
+        });
+        let (text, backend) = (text?, backend?);
         args.fit_to(&backend.device(), &mut config);
         let bar = progress::bytes("loading", files.describe().total_bytes);
         let engine = Engine::new(&files, backend, &config, &mut |progress| {
@@ -62,13 +69,14 @@ impl Session {
 }
 
 /// The device that `--device` means: `auto` is the first GPU, or the CPU where CUDA is missing or finds none.
-pub fn open_backend(args: &EngineArgs) -> Result<Box<dyn Backend>> {
+/// What will be loaded is told if it is known.
+pub fn open_backend(args: &EngineArgs, expected: Option<Expected>) -> Result<Box<dyn Backend>> {
     if args.is_mock() {
         let step_time = Duration::from_secs_f64(args.mock_step_ms / 1e3);
         return Ok(Box::new(MockBackend::new(MockOptions { step_time })));
     }
     if let Some(options) = cuda_options(args) {
-        match CudaBackend::new(options) {
+        match CudaBackend::new(CudaOptions { expected, ..options }) {
             Ok(backend) => return Ok(Box::new(backend)),
             // Where there is a driver, a GPU was probably meant.
             Err(StartError::Missing(missing)) if args.device == DeviceArg::Auto => {

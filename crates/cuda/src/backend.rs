@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepMemory, StepOutput, Tensor, VectorId, WeightFormat,
-    WeightId, WeightUse,
+    RopeSpec, RopeStyle, StepInput, StepLimits, StepMemory, StepOutput, Tensor, VectorId, WeightId,
+    WeightUse,
 };
 use half::bf16;
 
@@ -19,7 +19,7 @@ use crate::kernels::Kernels;
 use crate::kv::KvCache;
 use crate::layout::TILE_ROWS;
 use crate::ops::{Run, meeting_bytes, unsupported};
-use crate::options::CudaOptions;
+use crate::options::{CudaOptions, Expected};
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
 use crate::pinned::PinnedMemory;
@@ -97,7 +97,10 @@ impl CudaBackend {
         look_for_gemm()?;
         // Compiling takes longest and needs nothing of the device.
         let cache_dir = options.cache_dir;
-        let kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
+        let mut kernels = Kernels::new(&properties, options.precision, cache_dir.clone());
+        if let Some(Expected { formats, cache }) = &options.expected {
+            kernels.expect(formats, cache);
+        }
         let gpu = Gpu::new(properties)?;
         let free_at_start = gpu.free_bytes();
         let is_plain = options.library_products || options.precision == Precision::Full;
@@ -370,10 +373,6 @@ impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
         let info = self.device.gpu.properties.info(self.device.gpu.free_bytes());
         DeviceInfo { activation_bytes: self.device.activation_bytes(), ..info }
-    }
-
-    fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
-        self.device.kernels.expect(formats, cache);
     }
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {

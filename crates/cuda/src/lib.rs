@@ -46,7 +46,7 @@ mod weights;
 pub use backend::CudaBackend;
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};
 pub use estimate::{free_bytes, step_memory};
-pub use options::CudaOptions;
+pub use options::{CudaOptions, Expected};
 pub use peak::Peaks;
 pub use probe::{Missing, StartError};
 pub use products::MAX_PRODUCT_ROWS;

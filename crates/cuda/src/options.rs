@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_backend::Precision;
+use baton_backend::{KvSpec, Precision, WeightFormat};
 
 use crate::gated::MIN_BUSY;
 
@@ -28,6 +28,14 @@ pub struct CudaOptions {
     pub precision: Precision,
     /// All products of bf16 weights are cuBLASLt's, whatever the other options say: to compare with.
     pub library_products: bool,
+    /// What will be loaded, if that is known: its kernels are compiled while the device starts.
+    pub expected: Option<Expected>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Expected {
+    pub formats: Vec<WeightFormat>,
+    pub cache: KvSpec,
 }
 
 impl Default for CudaOptions {
@@ -44,6 +52,7 @@ impl Default for CudaOptions {
             gated_min_busy: MIN_BUSY,
             precision: Precision::Fast,
             library_products: false,
+            expected: None,
         }
     }
 }

@@ -104,7 +104,6 @@ impl Engine {
             );
         }
         let usable_bytes = (device.free_bytes as f64 * config.gpu_memory_utilization) as u64;
-        backend.expect(&weights.formats()?, &kv_spec);
         let decoder = Decoder::load(&model, &*weights, &mut *backend, &limits, progress)?;
         let steps = backend.rehearse(&decoder, &kv_spec)?;
         let device = backend.device();

@@ -21,7 +21,7 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     let formats = args.formats.iter().map(format).collect::<Result<Vec<_>>>()?;
     let default = baton_engine::EngineConfig::default().kv_dtype;
     let kv_dtypes = args.kv_cache_dtypes.iter().map(|&dtype| kv_dtype(dtype, default)).collect();
-    let device = open_backend(&args.engine)?.device();
+    let device = open_backend(&args.engine, None)?.device();
     writeln!(out, "{}", device.description)?;
     out.flush()?;
     let cuda = cuda_options(&args.engine).filter(|_| device.name != "cpu");
@@ -33,7 +33,7 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
         }
     };
     let failed = |error: anyhow::Error| BenchError::Failed(format!("{error:#}"));
-    let open = || open_backend(&args.engine).map_err(failed);
+    let open = || open_backend(&args.engine, None).map_err(failed);
     let library = || -> Result<Box<dyn Backend>, BenchError> {
         let options = CudaOptions { library_products: true, ..cuda.clone().unwrap_or_default() };
         Ok(Box::new(CudaBackend::new(options).map_err(|error| failed(error.into()))?))
