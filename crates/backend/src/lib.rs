@@ -25,7 +25,10 @@ mod step;
 mod tensor;
 pub mod testing;
 
-pub use attention_plan::{PlannerOptions, SequenceQueries, choose_split, first_key, plan_attention};
+pub use attention_plan::{
+    PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_split, first_key, plan_attention,
+    plan_relay,
+};
 pub use float8::{e4m3_from_f32, e4m3_to_f32};
 pub use format::WeightFormat;
 pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};

@@ -1,0 +1,66 @@
+//! How long the items of decodes are, so that a device has work for all its parts.
+
+use super::{PlannerOptions, SequenceQueries, SharedPrefixes, own_start};
+
+/// Parts of the longest context that are tried.
+const MAX_PARTS: u32 = 64;
+/// Splits are whole multiples of this many keys.
+const SPLIT_UNIT: u32 = 64;
+/// What an item costs beside its keys (its start, its partial result), in keys.
+const ITEM_COST: u64 = 96;
+/// What a part of a context costs when it is merged with the others, in keys. Further parts than these cost little.
+const PART_COST: u64 = 24;
+const COSTLY_PARTS: u64 = 8;
+/// More items than this are never made by splitting.
+const MAX_SPLIT_ITEMS: u64 = 4096;
+/// With so many rounds of whole contexts the last, half empty one no longer matters.
+const ENOUGH_ROUNDS: usize = 4;
+
+/// The `max_kv_per_item` with which decodes keep a device busy that works on `units` pairs of an item and a kv head at once:
+/// as many rounds of equal items as they take, at the least cost. Only runs of up to `max_split_queries` queries count, and
+/// what they share.
+pub fn choose_split(
+    seqs: &[SequenceQueries],
+    shared: &SharedPrefixes,
+    options: &PlannerOptions,
+    num_kv_heads: usize,
+    units: usize,
+) -> u32 {
+    let block_size = options.block_size as u32;
+    let max_queries = if options.max_queries_per_item == 0 { u32::MAX } else { options.max_queries_per_item };
+    let lengths = || {
+        let is_split =
+            |(_, seq): &(usize, &SequenceQueries)| seq.num_queries <= options.max_split_queries.max(1);
+        let own = seqs.iter().enumerate().filter(is_split).map(|(number, seq)| {
+            let end = seq.first_position + seq.num_queries;
+            end - own_start(seq, number, shared, options)
+        });
+        let common = shared.stretches().iter().flat_map(|stretch| {
+            let items = stretch.num_queries(seqs).div_ceil(max_queries);
+            std::iter::repeat_n(stretch.kv_end - stretch.kv_start, items as usize)
+        });
+        own.chain(common)
+    };
+    let count = lengths().count();
+    let Some(longest) = lengths().max().filter(|_| count * num_kv_heads < ENOUGH_ROUNDS * units) else {
+        return 0;
+    };
+    let cost = |items: u64, keys: u32| {
+        let parts = u64::from(longest.div_ceil(keys));
+        let merge = if parts > 1 { parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
+        (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge
+    };
+    let unit = SPLIT_UNIT.next_multiple_of(block_size);
+    let mut best = (cost(count as u64, longest), 0);
+    for parts in 2..=MAX_PARTS {
+        let split = longest.div_ceil(parts).next_multiple_of(unit);
+        let items: u64 = lengths().map(|length| u64::from(length.div_ceil(split))).sum();
+        if split < longest && items <= MAX_SPLIT_ITEMS {
+            best = best.min((cost(items, split), split));
+        }
+        if split == unit {
+            break;
+        }
+    }
+    best.1
+}
