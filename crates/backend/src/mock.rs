@@ -90,6 +90,7 @@ impl Backend for MockBackend {
             max_steps_in_flight: MAX_IN_FLIGHT,
             attention_units: 0,
             attention_rows: 0,
+            shared_border: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,
         }

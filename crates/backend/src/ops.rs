@@ -77,6 +77,9 @@ pub struct DeviceInfo {
     pub attention_units: usize,
     /// Query heads times queries of one kv head that it likes in an item; 0: it has no wish.
     pub attention_rows: usize,
+    /// Keys that several sequences have in common are read once for all, in stretches that begin and end at multiples of this.
+    /// 0: each sequence reads its own.
+    pub shared_border: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,

@@ -4,7 +4,8 @@
 use baton_backend::testing::{List, Op, Random};
 use baton_backend::{
     Attention, AttentionPlan, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, PlannerOptions,
-    Qkv, SequenceQueries, StepInput, StepLimits, Tensor, WeightUse, choose_split, plan_attention,
+    Qkv, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor, WeightUse, choose_split,
+    plan_attention,
 };
 
 use crate::kernels::{KernelSizes, step_seconds};
@@ -173,7 +174,8 @@ fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
         max_split_queries: 8,
     };
     if cut.units > 0 {
-        options.max_kv_per_item = choose_split(&sequences, &options, cut.num_kv_heads, cut.units);
+        options.max_kv_per_item =
+            choose_split(&sequences, &SharedPrefixes::default(), &options, cut.num_kv_heads, cut.units);
     }
     let mut plan = AttentionPlan::default();
     plan_attention(&sequences, &options, &mut plan);

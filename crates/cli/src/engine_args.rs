@@ -95,6 +95,9 @@ pub struct CacheArgs {
     /// Compute every prompt anew
     #[arg(long, overrides_with = "enable_prefix_caching")]
     pub no_enable_prefix_caching: bool,
+    /// Let each request read the KV of its whole prompt, even where others of the batch begin alike
+    #[arg(long, alias = "disable-cascade-attn")]
+    pub no_enable_relay_attention: bool,
     /// Which cached blocks go first
     #[arg(long, value_name = "POLICY", default_value = "lru")]
     pub prefix_cache_eviction: EvictionArg,
@@ -184,6 +187,7 @@ impl EngineArgs {
             swap_space: cache.swap_space.unwrap_or(defaults.swap_space),
             gpu_memory_utilization: cache.gpu_memory_utilization.unwrap_or(defaults.gpu_memory_utilization),
             enable_prefix_caching: !cache.no_enable_prefix_caching,
+            enable_relay_attention: !cache.no_enable_relay_attention,
             eviction: match cache.prefix_cache_eviction {
                 EvictionArg::Lru => EvictionPolicy::Lru,
                 EvictionArg::Lfu => EvictionPolicy::Lfu,

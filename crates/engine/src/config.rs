@@ -22,6 +22,8 @@ pub struct EngineConfig {
     /// How much of the free device memory may be used when `kv_cache_memory` is not given.
     pub gpu_memory_utilization: f64,
     pub enable_prefix_caching: bool,
+    /// What sequences have in common is read once for all of them.
+    pub enable_relay_attention: bool,
     pub eviction: EvictionPolicy,
     pub policy: Policy,
     pub preemption_mode: PreemptionMode,
@@ -44,6 +46,7 @@ impl Default for EngineConfig {
             swap_space: 1 << 30,
             gpu_memory_utilization: 0.92,
             enable_prefix_caching: true,
+            enable_relay_attention: true,
             eviction: EvictionPolicy::Lru,
             policy: Policy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
@@ -55,6 +58,11 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
+    /// The tokens of a request must not depend on who shares its beginning where they are to be deterministic.
+    pub(crate) fn relays(&self) -> bool {
+        self.enable_relay_attention && !self.deterministic
+    }
+
     /// Checks what can be checked without a model.
     pub fn validate(&self) -> Result<(), EngineError> {
         let positive = |flag, value: usize, most: usize| {

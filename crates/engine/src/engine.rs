@@ -16,7 +16,8 @@ use serde::Serialize;
 use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
-use crate::runner::{AttentionCut, Runner, step_result};
+use crate::relay::{Relay, RelayStats};
+use crate::runner::{AttentionCut, MAX_SPLIT_QUERIES, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
@@ -33,6 +34,8 @@ pub struct Engine {
     decoder: Decoder,
     model: ModelConfig,
     scheduler: Scheduler,
+    /// Where sequences share what they have in common.
+    relay: Option<Relay>,
     runner: Runner,
     masks: Masks,
     memory: MemoryPlan,
@@ -58,6 +61,7 @@ pub struct EngineStats {
     pub last_failure: Option<String>,
     /// How long the device has worked on steps so far; none where it does not tell.
     pub device_busy_s: Option<f64>,
+    pub relay: RelayStats,
 }
 
 impl std::fmt::Debug for Engine {
@@ -150,7 +154,7 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
-        let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config.deterministic);
+        let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config);
         let runner =
             Runner::new(block_size, model.attention_kinds(), cut, model.eos_token_ids.clone(), config.seed);
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
@@ -161,6 +165,7 @@ impl Engine {
             eos_token_ids: Arc::from(model.eos_token_ids.as_slice()),
             model,
             scheduler,
+            relay: cut.shares().then(Relay::default),
             runner,
             masks: Masks::default(),
             memory,
@@ -257,9 +262,12 @@ impl Engine {
         {
             self.notes.enter(Phase::Schedule);
             outputs.extend(self.take_masks(MASK_GRACE));
-            let plan = self.scheduler.schedule();
+            let mut plan = self.scheduler.schedule();
             if plan.is_empty() {
                 break;
+            }
+            if let Some(relay) = &mut self.relay {
+                relay.sort(&mut plan, MAX_SPLIT_QUERIES);
             }
             self.notes.planned(&plan);
             self.notes.enter(Phase::Launch);
@@ -409,6 +417,7 @@ impl Engine {
         EngineStats {
             num_steps: self.num_steps,
             scheduler: self.scheduler.stats(),
+            relay: self.runner.relay_stats(),
             last_failure: self.last_failure.clone(),
             device_busy_s: self.device_busy.map(|busy| busy.as_secs_f64()),
         }

@@ -15,6 +15,7 @@ mod masks;
 mod memory;
 mod observe;
 mod outbox;
+mod relay;
 mod runner;
 
 /// Why the scheduler refused a request: part of [`EngineError`].
@@ -26,3 +27,4 @@ pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
 pub use observe::{Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
 pub use outbox::{OutputReceiver, RequestTimes};
+pub use relay::RelayStats;

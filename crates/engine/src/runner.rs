@@ -7,21 +7,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, StepInput, StepOutput,
-    TokenCount, choose_split, plan_attention,
+    BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions, SharedPrefixes,
+    StepInput, StepOutput, TokenCount, choose_split, plan_relay,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
+use crate::config::EngineConfig;
 use crate::engine::pools;
 use crate::masks::Masks;
+use crate::relay::RelayStats;
 
 /// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
 const MAX_QUERIES_PER_ITEM: u32 = 32;
 /// Runs of up to this many queries are split over their keys: decodes, with or without a few drafts.
-const MAX_SPLIT_QUERIES: u32 = 8;
+pub(crate) const MAX_SPLIT_QUERIES: u32 = 8;
 /// Where contexts are split when the tokens of a request must not depend on the others.
 const DETERMINISTIC_SPLIT: u32 = 1024;
 
@@ -32,6 +34,8 @@ pub(crate) struct AttentionCut {
     max_queries_per_item: u32,
     /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
     units: usize,
+    /// Where stretches that sequences share begin and end; 0 shares nothing.
+    shared_border: u32,
     is_fixed: bool,
 }
 
@@ -40,7 +44,7 @@ impl AttentionCut {
         device: &DeviceInfo,
         num_heads: usize,
         num_kv_heads: usize,
-        deterministic: bool,
+        config: &EngineConfig,
     ) -> Self {
         let group = num_heads / num_kv_heads.max(1);
         let wished = (device.attention_rows / group.max(1)).max(1) as u32;
@@ -48,11 +52,27 @@ impl AttentionCut {
             num_kv_heads,
             max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
             units: device.attention_units,
-            is_fixed: deterministic,
+            shared_border: if config.relays() { device.shared_border as u32 } else { 0 },
+            is_fixed: config.deterministic,
         }
     }
 
-    fn options(&self, block_size: usize, window: Option<u32>, queries: &[SequenceQueries]) -> PlannerOptions {
+    pub(crate) fn shares(&self) -> bool {
+        self.shared_border > 0
+    }
+
+    fn sharing(&self, block_size: usize, window: Option<u32>) -> ShareOptions {
+        let border = self.shared_border.next_multiple_of(block_size as u32);
+        ShareOptions { block_size, window, border, min_keys: border, max_queries: MAX_SPLIT_QUERIES }
+    }
+
+    fn options(
+        &self,
+        block_size: usize,
+        window: Option<u32>,
+        queries: &[SequenceQueries],
+        shared: &SharedPrefixes,
+    ) -> PlannerOptions {
         let options = PlannerOptions {
             block_size,
             window,
@@ -66,7 +86,7 @@ impl AttentionCut {
             let max_kv_per_item = DETERMINISTIC_SPLIT.next_multiple_of(block_size as u32);
             PlannerOptions { max_kv_per_item, max_split_queries: 0, ..options }
         } else {
-            let max_kv_per_item = choose_split(queries, &options, self.num_kv_heads, self.units);
+            let max_kv_per_item = choose_split(queries, shared, &options, self.num_kv_heads, self.units);
             PlannerOptions { max_kv_per_item, ..options }
         }
     }
@@ -82,6 +102,8 @@ pub(crate) struct Runner {
     seed: u64,
     input: StepInput,
     queries: Vec<SequenceQueries>,
+    shared: SharedPrefixes,
+    relayed: RelayStats,
     /// Which sample of the newest submitted step belongs to which sequence.
     last_samples: HashMap<SeqId, u32>,
     tokens_seen: Vec<(TokenId, bool)>,
@@ -105,9 +127,15 @@ impl Runner {
             seed,
             input,
             queries: Vec::new(),
+            shared: SharedPrefixes::default(),
+            relayed: RelayStats::default(),
             last_samples: HashMap::new(),
             tokens_seen: Vec::new(),
         }
+    }
+
+    pub(crate) fn relay_stats(&self) -> RelayStats {
+        self.relayed
     }
 
     /// Fills the step's arrays. The history that penalties need comes from the scheduler.
@@ -126,8 +154,13 @@ impl Runner {
         self.last_samples = samples;
         self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
-            let options = self.cut.options(self.block_size, window, &self.queries);
-            plan_attention(&self.queries, &options, attention);
+            let (queries, shared) = (&self.queries, &mut self.shared);
+            shared.find(queries, &self.input.pages, &self.cut.sharing(self.block_size, window));
+            let (once, alone) = shared.keys(queries);
+            self.relayed.num_tokens_read += once;
+            self.relayed.num_tokens_saved += alone - once;
+            let options = self.cut.options(self.block_size, window, queries, shared);
+            plan_relay(queries, shared, &options, attention);
         }
         &self.input
     }

@@ -77,6 +77,32 @@ fn one_at_a_time_and_again_from_the_prefix_cache() {
 }
 
 #[test]
+fn requests_that_begin_alike_are_read_once() {
+    for name in MODELS {
+        let golden = golden(name);
+        let longest = expected(&golden).into_iter().max_by_key(|(prompt, _)| prompt.len()).expect("prompts");
+        for enable_relay_attention in [true, false] {
+            let config = EngineConfig { deterministic: false, enable_relay_attention, ..config(&golden, 4) };
+            let mut engine = engine(&golden, reference(), &config);
+            check(&mut engine, std::slice::from_ref(&longest), "alone");
+            assert_eq!(engine.stats().relay.num_tokens_saved, 0, "{name}: there is nobody to share with");
+            // The blocks of the first are there. Others that share nothing stand between them.
+            let mut mixed = vec![longest.clone(); 5];
+            mixed.insert(2, expected(&golden).swap_remove(0));
+            check(&mut engine, &mixed, name);
+            let relay = engine.stats().relay;
+            // The windows of mistral are too short for it.
+            assert_eq!(
+                relay.num_tokens_saved > 0,
+                enable_relay_attention && *name != "mistral",
+                "{name}: {relay:?}"
+            );
+            assert_eq!(relay.num_tokens_saved, 4 * relay.num_tokens_read, "{name}: five share all there is");
+        }
+    }
+}
+
+#[test]
 fn prompts_in_small_chunks() {
     for name in ["llama", "gemma3", "qwen2-window"] {
         let golden = golden(name);

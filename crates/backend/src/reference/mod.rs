@@ -158,6 +158,7 @@ impl Backend for ReferenceBackend {
             max_steps_in_flight: MAX_IN_FLIGHT,
             attention_units: 0,
             attention_rows: 0,
+            shared_border: 16,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,
         }

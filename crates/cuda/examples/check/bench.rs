@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use baton_backend::{
     Attention, Backend, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, PlannerOptions, Precision,
-    Program, Qkv, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, choose_split,
-    plan_attention,
+    Program, Qkv, SampleRow, SequenceQueries, SharedPrefixes, StepInput, StepLimits, StepOutput,
+    choose_split, plan_attention,
 };
 use baton_cuda::CudaBackend;
 use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles};
@@ -257,7 +257,8 @@ impl Decode {
                 max_queries_per_item: 128 / self.group as u32,
             };
             if self.split == 0 {
-                options.max_kv_per_item = choose_split(&queries, &options, self.num_kv_heads, UNITS);
+                options.max_kv_per_item =
+                    choose_split(&queries, &SharedPrefixes::default(), &options, self.num_kv_heads, UNITS);
             }
             plan_attention(&queries, &options, plan);
         }
