@@ -80,6 +80,8 @@ pub struct DeviceInfo {
     /// Keys that several sequences have in common are read once for all, in stretches that begin and end at multiples of this.
     /// 0: each sequence reads its own.
     pub shared_border: usize,
+    /// Memory for partial results of attention; 0: as much as a step needs.
+    pub partial_bytes: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,

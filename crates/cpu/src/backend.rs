@@ -147,6 +147,7 @@ impl Backend for CpuBackend {
             attention_units: 0,
             attention_rows: 0,
             shared_border: 0,
+            partial_bytes: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,
             swap_bytes_per_second: 5e9,

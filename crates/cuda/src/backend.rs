@@ -372,7 +372,8 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
         let info = self.device.gpu.properties.info(self.device.gpu.free_bytes());
-        DeviceInfo { activation_bytes: self.device.activation_bytes(), ..info }
+        let partial_bytes = self.partial_bytes / PARTIAL_LSE_SHARE * (PARTIAL_LSE_SHARE - 1);
+        DeviceInfo { activation_bytes: self.device.activation_bytes(), partial_bytes, ..info }
     }
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {

@@ -145,6 +145,7 @@ impl Properties {
             attention_units: 2 * self.num_multiprocessors as usize,
             attention_rows: 128,
             shared_border: 64,
+            partial_bytes: 0,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,
             swap_bytes_per_second: 4e10,

@@ -154,7 +154,7 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
-        let cut = AttentionCut::new(&device, model.num_heads, model.num_kv_heads, config);
+        let cut = AttentionCut::new(&device, &model, config);
         let runner =
             Runner::new(block_size, model.attention_kinds(), cut, model.eos_token_ids.clone(), config.seed);
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };

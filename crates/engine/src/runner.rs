@@ -8,9 +8,10 @@ use std::ops::Range;
 
 use baton_backend::{
     BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions, SharedPrefixes,
-    StepInput, StepOutput, TokenCount, choose_split, plan_relay,
+    StepInput, StepOutput, TokenCount, choose_split, plan_attention, plan_relay,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
+use baton_model::ModelConfig;
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
@@ -36,16 +37,19 @@ pub(crate) struct AttentionCut {
     units: usize,
     /// Where stretches that sequences share begin and end; 0 shares nothing.
     shared_border: u32,
+    /// Partial results that there is room for.
+    max_partials: u32,
     is_fixed: bool,
 }
 
 impl AttentionCut {
-    pub(crate) fn new(
-        device: &DeviceInfo,
-        num_heads: usize,
-        num_kv_heads: usize,
-        config: &EngineConfig,
-    ) -> Self {
+    pub(crate) fn new(device: &DeviceInfo, model: &ModelConfig, config: &EngineConfig) -> Self {
+        let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
+        let slot_bytes = num_heads * model.head_dim * size_of::<f32>();
+        let max_partials = match device.partial_bytes {
+            0 => u32::MAX,
+            bytes => (bytes / slot_bytes.max(1)) as u32,
+        };
         let group = num_heads / num_kv_heads.max(1);
         let wished = (device.attention_rows / group.max(1)).max(1) as u32;
         Self {
@@ -53,6 +57,7 @@ impl AttentionCut {
             max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
             units: device.attention_units,
             shared_border: if config.relays() { device.shared_border as u32 } else { 0 },
+            max_partials,
             is_fixed: config.deterministic,
         }
     }
@@ -152,6 +157,7 @@ impl Runner {
             self.add_samples(seq, scheduler, mask, &mut samples);
         }
         self.last_samples = samples;
+        self.input.num_seqs = plan.seqs.len();
         self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
@@ -161,6 +167,10 @@ impl Runner {
             self.relayed.num_tokens_saved += alone - once;
             let options = self.cut.options(self.block_size, window, queries, shared);
             plan_relay(queries, shared, &options, attention);
+            if attention.num_partials > self.cut.max_partials {
+                let whole = PlannerOptions { max_kv_per_item: 0, ..options };
+                plan_attention(queries, &whole, attention);
+            }
         }
         &self.input
     }

@@ -115,7 +115,7 @@ proptest! {
         let mut plan = AttentionPlan { num_partials: 9, ..AttentionPlan::default() };
         plan_attention(&seqs, &options, &mut plan);
         let num_pages = shapes.iter().map(|(first, queries)| (first + queries).div_ceil(block_size)).sum();
-            check_plan(&seqs, &Vec::from_iter(0..num_pages), &options, &plan);
+            check_plan(&seqs, &(0..num_pages).collect::<Vec<_>>(), &options, &plan);
     }
 
     /// A query's splits are the same whether its prompt came in one chunk or in two, alone or after another sequence.
@@ -213,7 +213,7 @@ fn tree(ways: &[(Vec<u32>, u32, u32)], block_size: u32) -> (Vec<SequenceQueries>
     let mut next_page = 0;
     let mut new_pages = |count: u32| {
         next_page += count;
-        Vec::from_iter(next_page - count..next_page)
+        (next_page - count..next_page).collect::<Vec<_>>()
     };
     let mut tables: Vec<(Vec<u32>, u32, u32)> = Vec::new();
     for (way, own, num_queries) in ways {
