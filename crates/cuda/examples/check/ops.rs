@@ -4,7 +4,8 @@ use baton_backend::testing::{List, Op, Random, random_tensor};
 use baton_backend::{
     Activation, Attention, Backend, BufferId, Embed, GatedLinear, KvDtype, KvLayerSpec, KvSpec, Linear, Norm,
     NormKind, NormOp, PlannerOptions, Precision, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries,
-    SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse, plan_attention,
+    ShareOptions, SharedBytes, SharedPrefixes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat,
+    WeightUse, plan_relay,
 };
 
 use baton_cuda::{CudaBackend, CudaOptions};
@@ -453,8 +454,17 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         max_split_queries: 0,
         max_queries_per_item: case.max_queries,
     };
+    let sharing = ShareOptions {
+        block_size: case.block_size,
+        window: case.window,
+        border: case.block_size as u32,
+        min_keys: 0,
+        max_queries: 1,
+    };
+    let mut shared = SharedPrefixes::default();
+    shared.find(&seqs, &input.pages, &sharing);
     input.attention.resize_with(1, Default::default);
-    plan_attention(&seqs, &options, &mut input.attention[0]);
+    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
     input
 }
 
@@ -525,7 +535,9 @@ fn attention(case: &Case, precision: Precision, table: &mut Table) {
     let (mut cuda, mut reference) = (backend(precision), ReferenceBackend::new());
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
-    let steps: [Runs; 7] = [
+    // Decodes that have a beginning in common; each computes a token again.
+    let relayed: Vec<_> = (0..24).map(|number| (0, 100 + 2 * number, 1)).collect();
+    let steps: [Runs; 8] = [
         &[(0, 0, 100), (1, 0, 33), (2, 0, 1)],
         &[(0, 100, 1), (1, 33, 1), (2, 1, 1)],
         &[(2, 2, 70), (0, 101, 1), (1, 34, 1), (3, 0, 17)],
@@ -533,6 +545,7 @@ fn attention(case: &Case, precision: Precision, table: &mut Table) {
         &[(1, 36, 120)],
         &[(3, 18, 150)],
         &[(3, 168, 100), (0, 103, 60)],
+        &relayed,
     ];
     let (mut expected, mut got) = (Vec::new(), Vec::new());
     for runs in steps {
