@@ -17,6 +17,7 @@ use crate::check::check_step;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
+use crate::kernels::segments::SEGMENT_KEYS;
 use crate::kv::{self, KvCache};
 use crate::memory::SystemMemory;
 use crate::ops::Step;
@@ -146,7 +147,8 @@ impl Backend for CpuBackend {
             max_steps_in_flight: 1,
             attention_units: 0,
             attention_rows: 0,
-            shared_border: 0,
+            // Where segments end, so that sharing does not change a bit.
+            shared_border: SEGMENT_KEYS,
             partial_bytes: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,

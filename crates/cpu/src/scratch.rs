@@ -1,11 +1,11 @@
 //! Memory that ops use for a moment: sized from the limits, the weights and the cache before *ready*.
 
 use baton_backend::sampling::SampleScratch;
-use baton_backend::{BackendError, Sampled, StepLimits};
+use baton_backend::{AttentionPlan, BackendError, NO_PARTIAL, Sampled, StepLimits};
 use baton_core::TokenLogprob;
 
 use crate::buffers::Buffer;
-use crate::kernels::attention::{AttentionScratch, UNIT_ROWS};
+use crate::kernels::attention::{AttentionScratch, Chain, UNIT_ROWS};
 use crate::memory::AlignedBytes;
 use crate::quantize::{self, ActivationBlock};
 use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
@@ -26,6 +26,47 @@ pub struct AttentionPiece {
     pub segment: u32,
     /// Where the unit's pieces start.
     pub first: u32,
+}
+
+/// How the parts of queries follow each other, by slot.
+#[derive(Debug, Default)]
+pub struct Chains {
+    /// The slot of the part before, or [`NO_PARTIAL`].
+    pub before: Vec<u32>,
+    pub is_last: Vec<bool>,
+    /// How many parts are before it.
+    depths: Vec<u32>,
+}
+
+impl Chains {
+    /// The step's check has compared slots with their number.
+    pub fn fill(&mut self, plan: &AttentionPlan) {
+        let num_slots = plan.num_partials as usize;
+        self.before.clear();
+        self.before.resize(num_slots, NO_PARTIAL);
+        self.is_last.clear();
+        self.is_last.resize(num_slots, false);
+        self.depths.clear();
+        self.depths.resize(num_slots, 0);
+        for merge in &plan.merges {
+            let slots = &plan.merge_slots[merge.first as usize..(merge.first + merge.count) as usize];
+            for (depth, pair) in slots.windows(2).enumerate() {
+                self.before[pair[1] as usize] = pair[0];
+                self.depths[pair[1] as usize] = depth as u32 + 1;
+            }
+            if let Some(&last) = slots.last() {
+                self.is_last[last as usize] = true;
+            }
+        }
+    }
+
+    /// Parts that must be done before an item with these slots.
+    pub fn depth(&self, slot: u32, num_queries: u32) -> u32 {
+        if slot == NO_PARTIAL {
+            return 0;
+        }
+        self.depths[slot as usize..][..num_queries as usize].iter().copied().max().unwrap_or(0)
+    }
 }
 
 /// One worker's memory for sampling.
@@ -55,8 +96,9 @@ pub struct Scratch {
     /// Keys and values before they go into their slots.
     pub kv: Buffer, // [tokens, 2 * kv heads * head_dim]
     pub attention: Buffer, // [threads, AttentionScratch]
-    pub partials: Buffer,
-    pub partial_lse: Buffer,
+    /// States of queries between their parts.
+    pub parts: Buffer,
+    pub chains: Chains,
     pub units: Vec<AttentionUnit>,
     pub pieces: Vec<AttentionPiece>,
     pub states: Buffer,
@@ -78,8 +120,8 @@ impl Scratch {
             rows: empty()?,
             kv: empty()?,
             attention: empty()?,
-            partials: empty()?,
-            partial_lse: empty()?,
+            parts: empty()?,
+            chains: Chains::default(),
             units: Vec::new(),
             pieces: Vec::new(),
             states: empty()?,
@@ -158,8 +200,8 @@ impl Scratch {
         self.states.reserve(count.checked_mul(floats).ok_or_else(too_large)?, what)
     }
 
-    /// Room for partial results of attention.
-    pub fn reserve_partials(
+    /// Room for the states of queries between their parts.
+    pub fn reserve_parts(
         &mut self,
         num_partials: usize,
         num_heads: usize,
@@ -168,7 +210,6 @@ impl Scratch {
         let what = "partial results of attention";
         let too_large = || BackendError::Unsupported { what: format!("that many {what}") };
         let rows = num_partials.checked_mul(num_heads).ok_or_else(too_large)?;
-        self.partials.reserve(rows.checked_mul(value_dim).ok_or_else(too_large)?, what)?;
-        self.partial_lse.reserve(rows, what)
+        self.parts.reserve(rows.checked_mul(Chain::floats(value_dim)).ok_or_else(too_large)?, what)
     }
 }

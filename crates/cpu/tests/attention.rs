@@ -6,8 +6,8 @@ mod common;
 use baton_backend::testing::random_tensor;
 use baton_backend::{
     Attention, AttentionPlan, Backend, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Norm,
-    NormKind, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries, StepInput,
-    WeightFormat, WeightUse, plan_attention,
+    NormKind, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
+    SharedPrefixes, StepInput, WeightFormat, WeightUse, plan_attention, plan_relay,
 };
 use common::{Op, bits, cpu, error, limits, load_inputs, paths, random, run, run_and_read};
 
@@ -385,6 +385,72 @@ fn a_shared_prefix_is_read_by_many_queries() {
         let (reference, _) = plain(&mut ReferenceBackend::new());
         assert!(error(&got, &reference) < 2e-5, "{isa}");
     }
+}
+
+#[test]
+fn sharing_a_beginning_does_not_change_a_bit() {
+    let pages = NUM_BLOCKS - 21;
+    let cases = [
+        Case { dtype: KvDtype::F16, ..PLAIN },
+        Case { dtype: KvDtype::Int8, window: Some(600), ..PLAIN },
+        Case { head_dim: 40, rotary_dim: 20, alibi: true, softcap: Some(2.0), ..PLAIN },
+        Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, ..PLAIN },
+    ];
+    // Decodes of one context at different places, each of which computes its token again: 512 keys are common to all, 1024 to
+    // most of them.
+    let places = [520, 700].into_iter().chain((0..40).map(|number| 1030 + 6 * number));
+    let decodes: Vec<Run> = places.map(|start| Run { first_block: pages, start, len: 1 }).collect();
+    for case in cases {
+        for isa in paths() {
+            for threads in [1, 3] {
+                let mut backend = cpu(isa, threads);
+                let setup = build(&mut backend, &case);
+                for start in (0..1290).step_by(258) {
+                    let prompt = step(&case, &[Run { first_block: pages, start, len: 258 }]);
+                    run(&mut backend, &prompt, &setup.ops).expect("runs");
+                }
+                let alone = step(&case, &decodes);
+                let expected = run_and_read(&mut backend, &alone, &setup.ops, setup.output);
+                let together = share(&case, alone, backend.device().shared_border);
+                assert!(together.attention[0].items.len() > decodes.len(), "nothing is shared");
+                let got = run_and_read(&mut backend, &together, &setup.ops, setup.output);
+                assert!(bits(&got) == bits(&expected), "{case:?} on {isa}, {threads} threads");
+            }
+        }
+    }
+}
+
+/// Plans a step of decodes anew, so that what they have in common is read once.
+fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
+    let mut pages_start = 0;
+    let mut seqs = Vec::new();
+    for (row, &position) in input.positions.iter().enumerate() {
+        seqs.push(SequenceQueries {
+            query_start: row as u32,
+            num_queries: 1,
+            first_position: position,
+            pages_start,
+        });
+        pages_start += (position + 1).div_ceil(BLOCK_SIZE as u32);
+    }
+    let sharing = ShareOptions {
+        block_size: BLOCK_SIZE,
+        window: case.window,
+        border: border as u32,
+        min_keys: 0,
+        max_queries: 1,
+    };
+    let mut shared = SharedPrefixes::default();
+    shared.find(&seqs, &input.pages, &sharing);
+    let options = PlannerOptions {
+        block_size: BLOCK_SIZE,
+        window: case.window,
+        max_kv_per_item: 0,
+        max_split_queries: 0,
+        max_queries_per_item: 32,
+    };
+    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
+    input
 }
 
 #[test]

@@ -14,6 +14,8 @@
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
 #![allow(unsafe_op_in_unsafe_fn)]
 
+use baton_backend::NO_PARTIAL;
+
 use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
 use super::int8_cache::{scale_scores, scale_weights};
 use super::rows::scale_row;
@@ -68,11 +70,73 @@ pub struct AttentionArgs {
     pub softcap: Option<f32>,
     /// One a head; null without.
     pub slopes: *const f32,
-    /// Of `query_start`; null where the output is written directly. `[queries, num heads, value_dim]`.
-    pub partial: *mut f32,
-    /// `[queries, num heads]`.
-    pub partial_lse: *mut f32,
+    /// Where results of parts of a query's keys are kept; null where a query has one part.
+    pub chain: Chain,
     pub scratch: AttentionScratch,
+}
+
+/// The parts of queries whose keys are spread over several items. A part goes on where the one before it ended, as if there
+/// were one item: so that the result is the same to the last bit if parts end where segments do.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    /// `[slots, num heads]` states of rows, of [`Chain::floats`] each; null where there are no parts.
+    pub states: *mut f32,
+    /// The slot of the unit's first query; the next ones follow.
+    pub slot: usize,
+    /// For each slot the one of the part before, or [`NO_PARTIAL`].
+    pub before: *const u32,
+    /// For each slot whether it is the last part.
+    pub is_last: *const bool,
+}
+
+impl Chain {
+    pub const NONE: Self =
+        Self { states: std::ptr::null_mut(), slot: 0, before: std::ptr::null(), is_last: std::ptr::null() };
+
+    /// Floats of the state of a row: outputs, sums and the maximum.
+    pub fn floats(value_dim: usize) -> usize {
+        value_dim + 2 * 16
+    }
+
+    pub fn is_none(&self) -> bool {
+        self.states.is_null()
+    }
+
+    /// The state of a row in a slot.
+    unsafe fn state(&self, slot: usize, args: &AttentionArgs, row: usize) -> *mut f32 {
+        let head = args.kv_head * args.group + row % args.group;
+        let number = slot * args.num_kv_heads * args.group + head;
+        self.states.add(number * Self::floats(args.value_dim))
+    }
+
+    /// Takes over what the parts before have come to. True if there is any.
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(&self, args: &AttentionArgs, rows: usize) -> bool {
+        let before = |row: usize| *self.before.add(self.slot + row / args.group);
+        if self.is_none() || (0..rows).all(|row| before(row) == NO_PARTIAL) {
+            return false;
+        }
+        args.scratch.folded.clear::<S>(rows, args.value_dim);
+        for row in (0..rows).filter(|&row| before(row) != NO_PARTIAL) {
+            args.scratch.folded.load_row::<S>(
+                row,
+                args.value_dim,
+                self.state(before(row) as usize, args, row),
+            );
+        }
+        true
+    }
+
+    /// Whether a row has come to its end; otherwise its state is kept for the part after this.
+    #[inline(always)]
+    unsafe fn end<S: Simd>(&self, args: &AttentionArgs, states: &RowStates, row: usize) -> bool {
+        let slot = self.slot + row / args.group;
+        if self.is_none() || *self.is_last.add(slot) {
+            return true;
+        }
+        states.store_row::<S>(row, args.value_dim, self.state(slot, args, row));
+        false
+    }
 }
 
 /// One worker's memory. Rows are `(query, head of the group)`.
@@ -187,7 +251,7 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
         let query = (args.query_start + row / args.group) * args.stride + head * args.head_dim;
         let to = scratch.queries.add(row * args.value_dim);
         scale_row::<S>(args.query.add(query), args.head_dim, args.scale, to);
-        if args.partial.is_null() {
+        if args.chain.is_none() {
             // Its lines are wanted at the end.
             for i in (0..args.head_dim).step_by(16) {
                 S::prefetch_far(args.output.wrapping_add(query + i).cast_const().cast());
@@ -197,7 +261,7 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     scratch.states.clear::<S>(rows, args.value_dim);
     let start = low.max(args.kv_start).max(args.keys_start);
     let end = high.min(args.kv_end).min(args.keys_end);
-    let mut is_folded = false;
+    let mut is_folded = args.chain.begin::<S>(args, rows);
     let mut tile = start / TILE_KEYS * TILE_KEYS;
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
@@ -233,7 +297,9 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     }
     let states = if is_folded { &scratch.folded } else { &scratch.states };
     for row in 0..rows {
-        finish_row::<S>(args, states, row);
+        if args.chain.end::<S>(args, states, row) {
+            finish_row::<S>(args, states, row);
+        }
     }
 }
 
@@ -447,61 +513,14 @@ unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: us
     }
 }
 
-/// Divides by the sum and writes the output, or the partial with its log-sum-exp.
+/// Divides by the sum and writes the output.
 #[inline(always)]
 pub(super) unsafe fn finish_row<S: Simd>(args: &AttentionArgs, states: &RowStates, row: usize) {
     let outputs = states.outputs.add(row * args.value_dim);
     let sum = S::sum(S::load(states.sums.add(row * 16)));
     let (query, head) = (row / args.group, args.kv_head * args.group + row % args.group);
-    // A row that saw no key has nothing to say: zeros, and a log-sum-exp of minus infinity.
+    // A row that saw no key has nothing to say.
     let factor = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-    if args.partial.is_null() {
-        let out = args.output.add((args.query_start + query) * args.stride + head * args.head_dim);
-        scale_row::<S>(outputs, args.head_dim, factor, out);
-        return;
-    }
-    let slot = query * args.num_kv_heads * args.group + head;
-    scale_row::<S>(outputs, args.value_dim, factor, args.partial.add(slot * args.value_dim));
-    *args.partial_lse.add(slot) =
-        if sum > 0.0 { *states.maxima.add(row) + sum.ln() } else { f32::NEG_INFINITY };
-}
-
-/// The partials of one query and where its result goes.
-#[derive(Clone, Copy, Debug)]
-pub struct MergeArgs {
-    /// `[slots, num_heads, value_dim]` and `[slots, num_heads]`.
-    pub partials: *const f32,
-    pub partial_lse: *const f32,
-    pub slots: *const u32,
-    pub num_slots: usize,
-    pub num_heads: usize,
-    pub head_dim: usize,
-    pub value_dim: usize,
-    /// The query's output row.
-    pub output: *mut f32,
-}
-
-/// Adds up the partials of a query, each weighted by its share of the sum of exponentials.
-#[inline(always)]
-pub unsafe fn merge<S: Simd>(args: &MergeArgs) {
-    for head in 0..args.num_heads {
-        let lse = |i: usize| *args.partial_lse.add(*args.slots.add(i) as usize * args.num_heads + head);
-        let largest = (0..args.num_slots).map(lse).fold(f32::NEG_INFINITY, f32::max);
-        let share = |i: usize| if largest == f32::NEG_INFINITY { 0.0 } else { (lse(i) - largest).exp() };
-        let total: f32 = (0..args.num_slots).map(share).sum();
-        let output = args.output.add(head * args.head_dim);
-        let factor = if total > 0.0 { 1.0 / total } else { 0.0 };
-        for dim in (0..args.head_dim).step_by(16) {
-            let mut sum = S::splat(0.0);
-            for i in 0..args.num_slots {
-                let slot = *args.slots.add(i) as usize * args.num_heads + head;
-                let partial = S::load(args.partials.add(slot * args.value_dim + dim));
-                sum = S::fma(S::splat(share(i)), partial, sum);
-            }
-            let mut lanes = [0.0f32; 16];
-            S::store(lanes.as_mut_ptr(), S::mul(sum, S::splat(factor)));
-            let left = (args.head_dim - dim).min(16);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), output.add(dim), left);
-        }
-    }
+    let out = args.output.add((args.query_start + query) * args.stride + head * args.head_dim);
+    scale_row::<S>(outputs, args.head_dim, factor, out);
 }

@@ -52,6 +52,25 @@ impl RowStates {
         }
     }
 
+    /// Takes a row over from where [`Self::store_row`] left it.
+    #[inline(always)]
+    pub unsafe fn load_row<S: Simd>(&self, row: usize, value_dim: usize, from: *const f32) {
+        for i in (0..value_dim).step_by(16) {
+            S::store(self.outputs.add(row * value_dim + i), S::load(from.add(i)));
+        }
+        S::store(self.sums.add(row * 16), S::load(from.add(value_dim)));
+        *self.maxima.add(row) = *from.add(value_dim + 16);
+    }
+
+    #[inline(always)]
+    pub unsafe fn store_row<S: Simd>(&self, row: usize, value_dim: usize, to: *mut f32) {
+        for i in (0..value_dim).step_by(16) {
+            S::store(to.add(i), S::load(self.outputs.add(row * value_dim + i)));
+        }
+        S::store(to.add(value_dim), S::load(self.sums.add(row * 16)));
+        *to.add(value_dim + 16) = *self.maxima.add(row);
+    }
+
     /// Adds the keys of `next`, which come after those of these rows.
     #[inline(always)]
     pub unsafe fn fold<S: Simd>(&self, next: &Self, rows: usize, value_dim: usize) {

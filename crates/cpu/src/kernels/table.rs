@@ -7,7 +7,7 @@ use baton_backend::sampling::{SampleScratch, sample_row};
 use baton_backend::{Activation, KvDtype, RopeStyle, RowLists, SampleRow, Sampled, WeightFormat};
 use baton_core::TokenLogprob;
 
-use super::attention::{AttentionArgs, MergeArgs};
+use super::attention::AttentionArgs;
 use super::gemm::PanelKernel;
 use super::peak::{PeakKernel, ReadKernel};
 use super::rows::{Epilogue, NormArgs};
@@ -28,7 +28,6 @@ pub struct Kernels {
     panels: [PanelKernel; WeightFormat::ALL.len()],
     attend: [unsafe fn(&AttentionArgs); 4],
     pub fold_segments: unsafe fn(&AttentionArgs, *mut f32, usize),
-    pub merge: unsafe fn(&MergeArgs),
     /// `(x, len, norm, out, accumulate)`.
     pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
     /// `(x, len, blocks, lanes)`.
@@ -149,10 +148,6 @@ macro_rules! table {
                 segments::fold_segments::<$simd>(args, states, num_segments);
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn merge(args: &MergeArgs) {
-                attention::merge::<$simd>(args);
-            }
-            $(#[target_feature(enable = $features)])?
             unsafe fn norm_row(x: *const f32, len: usize, norm: &NormArgs, out: *mut f32, accumulate: bool) {
                 rows::norm_row::<$simd>(x, len, norm, out, accumulate);
             }
@@ -246,7 +241,6 @@ macro_rules! table {
                 // In the order of `KvDtype`, whose last one has no kernels here.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
                 fold_segments,
-                merge,
                 norm_row,
                 quantize_row,
                 finish_panel,

@@ -1,4 +1,8 @@
-//! Attention by the step's work items, then the merge of partials.
+//! Attention by the step's work items.
+//!
+//! Items that are parts of a query's keys come one after the other: what its first part has come to is where the second
+//! begins. So nothing is merged, and sequences that share a beginning (relay attention) have the bits that they would have
+//! alone. Items of the same number of parts before them are done together, and then there is a barrier.
 //!
 //! Where there are too few units for the threads, long contexts are split: a piece is one segment of a unit's keys, and
 //! after a barrier the segments of each unit are folded in their order. The result is the same to the last bit.
@@ -6,14 +10,16 @@
 //! A unit is (key head, some queries of an item). Units of one item and different key heads are far apart in the
 //! numbering on purpose: neighbours then share pages, not heads.
 
+use std::ops::Range;
+
 use baton_backend::{Attention, AttentionItem, BackendError, NO_PARTIAL, first_key};
 
 use super::{OpResult, Step, require, wrong};
 use crate::buffers::{Matrix, Shared};
-use crate::kernels::attention::{AttentionArgs, AttentionScratch, MergeArgs, UNIT_ROWS};
+use crate::kernels::attention::{AttentionArgs, AttentionScratch, Chain, UNIT_ROWS};
 use crate::kernels::segments::{RowStates, SEGMENT_KEYS};
 use crate::pool::Worker;
-use crate::scratch::{AttentionPiece, AttentionUnit, Scratch};
+use crate::scratch::{AttentionPiece, AttentionUnit, Chains, Scratch};
 use crate::units::Units;
 
 /// Contexts are split where there are fewer units (of all key heads) for each thread, so that threads end at the same time.
@@ -21,10 +27,14 @@ const ENOUGH_UNITS: usize = 4;
 /// The most rows of a unit that is split: prompts have units enough.
 const SPLIT_ROWS: usize = 16;
 
-/// Cuts the items into units of at most `max_queries`.
-fn cut_items(units: &mut Vec<AttentionUnit>, items: &[AttentionItem], max_queries: u32) {
-    units.clear();
-    for (index, item) in items.iter().enumerate() {
+/// Cuts the items that `is_wanted` into units of at most `max_queries`.
+fn cut_items(
+    units: &mut Vec<AttentionUnit>,
+    items: &[AttentionItem],
+    max_queries: u32,
+    is_wanted: impl Fn(&AttentionItem) -> bool,
+) {
+    for (index, item) in items.iter().enumerate().filter(|(_, item)| is_wanted(item)) {
         for first in (0..item.num_queries).step_by(max_queries as usize) {
             let num_queries = max_queries.min(item.num_queries - first);
             units.push(AttentionUnit { item: index as u32, first, num_queries });
@@ -62,12 +72,10 @@ struct Common {
     args: AttentionArgs,
     scratch: Matrix,
     unit_rows: usize,
-    num_heads: usize,
     pages: *const u32,
     /// One a piece and key head, each for [`SPLIT_ROWS`] rows.
     states: *mut f32,
-    partials: *mut f32,
-    partial_lse: *mut f32,
+    chain: Chain,
 }
 
 impl Common {
@@ -83,14 +91,13 @@ impl Common {
         item: &AttentionItem,
     ) -> AttentionArgs {
         let (kv_start, kv_len) = (item.kv_start as usize, item.kv_len as usize);
-        let slot = (item.partial as usize + unit.first as usize) * self.num_heads;
+        let chain = if item.partial == NO_PARTIAL {
+            Chain::NONE
+        } else {
+            Chain { slot: item.partial as usize + unit.first as usize, ..self.chain }
+        };
         // SAFETY: the step's check has compared pages and partials with their lists; the scratch row is this worker's.
         unsafe {
-            let (partial, partial_lse) = if item.partial == NO_PARTIAL {
-                (std::ptr::null_mut(), std::ptr::null_mut())
-            } else {
-                (self.partials.add(slot * self.args.value_dim), self.partial_lse.add(slot))
-            };
             AttentionArgs {
                 pages: self.pages.add(item.pages_start as usize),
                 kv_head,
@@ -101,8 +108,7 @@ impl Common {
                 is_segment: false,
                 query_start: (item.query_start + unit.first) as usize,
                 num_queries: unit.num_queries as usize,
-                partial,
-                partial_lse,
+                chain,
                 scratch: AttentionScratch::at(self.scratch.row(worker), self.unit_rows, self.args.value_dim),
                 ..self.args
             }
@@ -115,6 +121,8 @@ struct Work<'a> {
     items: &'a [AttentionItem],
     units: &'a [AttentionUnit],
     pieces: &'a [AttentionPiece],
+    /// Units that are done before a barrier each, and numbers of them and all key heads.
+    phases: &'a [(Range<usize>, Units)],
     numbers: Units,
     folds: Units,
     attend: unsafe fn(&AttentionArgs),
@@ -123,13 +131,19 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn attend_units(&self, worker: &Worker<'_>, common: &Common) {
-        let num_units = self.units.len();
-        while let Some(number) = self.numbers.take() {
-            // Later queries see more keys: the long units first, so that no worker ends with one.
-            let unit = &self.units[num_units - 1 - number % num_units];
-            let item = &self.items[unit.item as usize];
-            // SAFETY: the shapes were checked, and the kernels are those of this processor.
-            unsafe { (self.attend)(&common.unit(worker.index, number / num_units, unit, item)) };
+        for (number, (units, numbers)) in self.phases.iter().enumerate() {
+            if number > 0 {
+                worker.barrier();
+            }
+            let units = &self.units[units.clone()];
+            while let Some(number) = numbers.take() {
+                // Later queries see more keys: the long units first, so that no worker ends with one.
+                let unit = &units[units.len() - 1 - number % units.len()];
+                let item = &self.items[unit.item as usize];
+                // SAFETY: the shapes were checked, and the kernels are those of this processor. What units of the phases
+                // before have left is there.
+                unsafe { (self.attend)(&common.unit(worker.index, number / units.len(), unit, item)) };
+            }
         }
     }
 
@@ -192,11 +206,22 @@ impl Step<'_> {
         let dtype = kv.dtype;
         let scratch = &mut self.backend.scratch;
         scratch.reserve_attention(group, value_dim)?;
-        scratch.reserve_partials(plan.num_partials as usize, op.num_heads, value_dim)?;
-        let mut units = std::mem::take(&mut scratch.units);
-        cut_items(&mut units, &plan.items, (UNIT_ROWS / group).max(1) as u32);
+        scratch.reserve_parts(plan.num_partials as usize, op.num_heads, value_dim)?;
         let num_threads = self.backend.pool.num_threads();
+        let max_queries = (UNIT_ROWS / group).max(1) as u32;
+        let mut units = std::mem::take(&mut scratch.units);
+        units.clear();
+        let mut chains = std::mem::take(&mut scratch.chains);
+        chains.fill(plan);
+        let depth = |item: &AttentionItem| chains.depth(item.partial, item.num_queries);
+        let mut phases = Vec::new();
+        for phase in 0..=plan.items.iter().map(depth).max().unwrap_or(0) {
+            let start = units.len();
+            cut_items(&mut units, &plan.items, max_queries, |item| depth(item) == phase);
+            phases.push((start..units.len(), Units::new((units.len() - start) * num_kv_heads)));
+        }
         let is_split = num_threads > 1
+            && plan.merges.is_empty()
             && units.len() * num_kv_heads < ENOUGH_UNITS * num_threads
             && units.iter().all(|unit| unit.num_queries as usize * group <= SPLIT_ROWS);
         let mut pieces = std::mem::take(&mut scratch.pieces);
@@ -205,22 +230,21 @@ impl Step<'_> {
             cut_units(&mut pieces, &units, &plan.items, &input.positions, op.window);
             scratch.reserve_states(pieces.len() * num_kv_heads, RowStates::floats(SPLIT_ROWS, value_dim))?;
         }
-        let common = self.attention_common(op, group)?;
-        // SAFETY: a unit's rows of the output or partials belong to the worker that took it, and so does its scratch;
-        // the merges read after the barrier.
+        let common = self.attention_common(op, group, &chains)?;
+        // SAFETY: a unit's rows of the output or its slots belong to the worker that took it, and so does its scratch; what
+        // other units have left is read after a barrier.
         let common = unsafe { Shared::new(common) };
         let work = Work {
             items: &plan.items,
             units: &units,
             // Contexts of one segment have nothing to fold.
             pieces: if pieces.len() > units.len() { &pieces } else { &[] },
-            numbers: Units::new(units.len().max(pieces.len()) * num_kv_heads),
+            phases: &phases,
+            numbers: Units::new(pieces.len() * num_kv_heads),
             folds: Units::new(pieces.len() * num_kv_heads),
             attend: self.backend.kernels.attend(dtype),
             fold_segments: self.backend.kernels.fold_segments,
         };
-        let merge = self.backend.kernels.merge;
-        let merges = Units::new(plan.merges.len());
         self.backend.pool.run(&|worker| {
             let common = common.get();
             if work.pieces.is_empty() {
@@ -228,34 +252,19 @@ impl Step<'_> {
             } else {
                 work.attend_pieces(worker, common);
             }
-            if plan.merges.is_empty() {
-                return;
-            }
-            worker.barrier();
-            while let Some(number) = merges.take() {
-                let list = &plan.merges[number];
-                let slots = &plan.merge_slots[list.first as usize..(list.first + list.count) as usize];
-                // SAFETY: slots and query were checked with the step; each query is merged once.
-                unsafe {
-                    merge(&MergeArgs {
-                        partials: common.partials,
-                        partial_lse: common.partial_lse,
-                        slots: slots.as_ptr(),
-                        num_slots: slots.len(),
-                        num_heads: common.num_heads,
-                        head_dim: common.args.head_dim,
-                        value_dim: common.args.value_dim,
-                        output: common.args.output.add(list.query as usize * common.args.stride),
-                    });
-                }
-            }
         });
         self.backend.scratch.units = units;
         self.backend.scratch.pieces = pieces;
+        self.backend.scratch.chains = chains;
         Ok(())
     }
 
-    fn attention_common(&self, op: &Attention, group: usize) -> Result<Common, BackendError> {
+    fn attention_common(
+        &self,
+        op: &Attention,
+        group: usize,
+        chains: &Chains,
+    ) -> Result<Common, BackendError> {
         let num_tokens = self.input.num_tokens();
         let kv = self.backend.kv.as_ref().ok_or_else(|| wrong("there is no KV cache"))?;
         let layer = &kv.layers[op.layer];
@@ -269,7 +278,6 @@ impl Step<'_> {
         let scratch: &Scratch = &self.backend.scratch;
         let matrix = scratch.attention.matrix();
         let unit_rows = UNIT_ROWS.max(group);
-        let nothing = std::ptr::null_mut();
         let args = AttentionArgs {
             keys: layer.keys(),
             values: layer.values(),
@@ -296,8 +304,7 @@ impl Step<'_> {
             scale: op.scale,
             softcap: op.softcap,
             slopes: self.optional_vector(op.alibi, op.num_heads)?,
-            partial: nothing,
-            partial_lse: nothing,
+            chain: Chain::NONE,
             // SAFETY: `reserve_attention` made a row large enough for these rows; each worker gets its own later.
             scratch: unsafe { AttentionScratch::at(matrix.row(0), unit_rows, layer.value_dim) },
         };
@@ -305,11 +312,14 @@ impl Step<'_> {
             args,
             scratch: matrix,
             unit_rows,
-            num_heads: op.num_heads,
             pages: self.input.pages.as_ptr(),
             states: scratch.states.matrix().start(),
-            partials: scratch.partials.matrix().start(),
-            partial_lse: scratch.partial_lse.matrix().start(),
+            chain: Chain {
+                states: scratch.parts.matrix().start(),
+                slot: 0,
+                before: chains.before.as_ptr(),
+                is_last: chains.is_last.as_ptr(),
+            },
         })
     }
 }
