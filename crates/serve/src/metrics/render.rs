@@ -51,7 +51,7 @@ impl Metrics {
         let scheduler = &stats.scheduler;
         let kv = &scheduler.kv;
         let preemptions = scheduler.num_preemptions_swap + scheduler.num_preemptions_recompute;
-        let figures: [(&str, &str, &str, f64); 10] = [
+        let figures: [(&str, &str, &str, f64); 12] = [
             (
                 "vllm:num_requests_running",
                 "gauge",
@@ -96,6 +96,18 @@ impl Metrics {
                 "counter",
                 "Time that the device has worked on steps.",
                 stats.device_busy_s.unwrap_or(0.0),
+            ),
+            (
+                "baton:relay_tokens_read_total",
+                "counter",
+                "Tokens of KV that were read once for several requests, in each layer.",
+                stats.relay.num_tokens_read as f64,
+            ),
+            (
+                "baton:relay_tokens_saved_total",
+                "counter",
+                "Tokens of KV that need not be read because of that.",
+                stats.relay.num_tokens_saved as f64,
             ),
         ];
         for (name, kind, help, value) in figures {
