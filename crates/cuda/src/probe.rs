@@ -144,7 +144,8 @@ impl Properties {
             // Two blocks of the decode kernel a multiprocessor; a block of the other one has 128 rows.
             attention_units: 2 * self.num_multiprocessors as usize,
             attention_rows: 128,
-            shared_border: 64,
+            // Not measured yet.
+            shared_border: 0,
             partial_bytes: 0,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,
