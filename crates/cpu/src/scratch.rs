@@ -1,5 +1,7 @@
 //! Memory that ops use for a moment: sized from the limits, the weights and the cache before *ready*.
 
+use std::ops::Range;
+
 use baton_backend::sampling::SampleScratch;
 use baton_backend::{AttentionPlan, BackendError, NO_PARTIAL, Sampled, StepLimits};
 use baton_core::TokenLogprob;
@@ -8,6 +10,7 @@ use crate::buffers::Buffer;
 use crate::kernels::attention::{AttentionScratch, Chain, UNIT_ROWS};
 use crate::memory::AlignedBytes;
 use crate::quantize::{self, ActivationBlock};
+use crate::units::Units;
 use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
 
 /// A part of an attention item that one worker takes.
@@ -99,6 +102,8 @@ pub struct Scratch {
     /// States of queries between their parts.
     pub parts: Buffer,
     pub chains: Chains,
+    /// Units of attention that are done before a barrier each, and who takes which.
+    pub phases: Vec<(Range<usize>, Units)>,
     pub units: Vec<AttentionUnit>,
     pub pieces: Vec<AttentionPiece>,
     pub states: Buffer,
@@ -122,6 +127,7 @@ impl Scratch {
             attention: empty()?,
             parts: empty()?,
             chains: Chains::default(),
+            phases: Vec::new(),
             units: Vec::new(),
             pieces: Vec::new(),
             states: empty()?,

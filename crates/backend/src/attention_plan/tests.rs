@@ -1,3 +1,5 @@
+//! Plans of random sequences, alone and in trees of common beginnings: every key that a query sees is read exactly once.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

@@ -214,10 +214,20 @@ impl Step<'_> {
         let mut chains = std::mem::take(&mut scratch.chains);
         chains.fill(plan);
         let depth = |item: &AttentionItem| chains.depth(item.partial, item.num_queries);
-        let mut phases = Vec::new();
+        let mut phases = std::mem::take(&mut scratch.phases);
+        phases.clear();
         for phase in 0..=plan.items.iter().map(depth).max().unwrap_or(0) {
             let start = units.len();
-            cut_items(&mut units, &plan.items, max_queries, |item| depth(item) == phase);
+            let is_now = |item: &AttentionItem| depth(item) == phase;
+            // What is shared has few items with many queries: small units where threads would have nothing to do.
+            let queries =
+                || plan.items.iter().filter(|item| is_now(item)).map(|item| item.num_queries as usize);
+            let share = if plan.merges.is_empty() {
+                max_queries
+            } else {
+                (queries().sum::<usize>() * num_kv_heads / (ENOUGH_UNITS * num_threads)) as u32
+            };
+            cut_items(&mut units, &plan.items, share.clamp(1, max_queries), is_now);
             phases.push((start..units.len(), Units::new((units.len() - start) * num_kv_heads)));
         }
         let is_split = num_threads > 1
@@ -256,6 +266,7 @@ impl Step<'_> {
         self.backend.scratch.units = units;
         self.backend.scratch.pieces = pieces;
         self.backend.scratch.chains = chains;
+        self.backend.scratch.phases = phases;
         Ok(())
     }
 
