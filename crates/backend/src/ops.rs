@@ -80,6 +80,8 @@ pub struct DeviceInfo {
     /// Keys that several sequences have in common are read once for all, in stretches that begin and end at multiples of this.
     /// 0: each sequence reads its own.
     pub shared_border: usize,
+    /// The fewest sequences for which that is worth it.
+    pub min_sharing_seqs: usize,
     /// Memory for partial results of attention; 0: as much as a step needs.
     pub partial_bytes: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.

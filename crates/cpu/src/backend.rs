@@ -149,6 +149,7 @@ impl Backend for CpuBackend {
             attention_rows: 0,
             // Where segments end, so that sharing does not change a bit.
             shared_border: SEGMENT_KEYS,
+            min_sharing_seqs: 16,
             partial_bytes: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,

@@ -438,6 +438,7 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         window: case.window,
         border: border as u32,
         min_keys: 0,
+        min_seqs: 2,
         max_queries: 1,
     };
     let mut shared = SharedPrefixes::default();

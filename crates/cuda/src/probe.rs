@@ -146,6 +146,7 @@ impl Properties {
             attention_rows: 128,
             // Not measured yet.
             shared_border: 0,
+            min_sharing_seqs: 2,
             partial_bytes: 0,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,

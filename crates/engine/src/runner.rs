@@ -37,6 +37,7 @@ pub(crate) struct AttentionCut {
     units: usize,
     /// Where stretches that sequences share begin and end; 0 shares nothing.
     shared_border: u32,
+    min_sharing_seqs: usize,
     /// Partial results that there is room for.
     max_partials: u32,
     is_fixed: bool,
@@ -57,6 +58,7 @@ impl AttentionCut {
             max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
             units: device.attention_units,
             shared_border: if config.relays() { device.shared_border as u32 } else { 0 },
+            min_sharing_seqs: device.min_sharing_seqs,
             max_partials,
             is_fixed: config.deterministic,
         }
@@ -68,7 +70,14 @@ impl AttentionCut {
 
     fn sharing(&self, block_size: usize, window: Option<u32>) -> ShareOptions {
         let border = self.shared_border.next_multiple_of(block_size as u32);
-        ShareOptions { block_size, window, border, min_keys: border, max_queries: MAX_SPLIT_QUERIES }
+        ShareOptions {
+            block_size,
+            window,
+            border,
+            min_keys: border,
+            min_seqs: self.min_sharing_seqs,
+            max_queries: MAX_SPLIT_QUERIES,
+        }
     }
 
     fn options(

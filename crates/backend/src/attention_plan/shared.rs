@@ -21,6 +21,8 @@ pub struct ShareOptions {
     pub border: u32,
     /// The shortest stretch.
     pub min_keys: u32,
+    /// The fewest sequences that share one.
+    pub min_seqs: usize,
     /// Runs of more queries share nothing: each of their items has queries enough.
     pub max_queries: u32,
 }
@@ -136,5 +138,5 @@ fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOption
         queries.fold((0_u64, 0), |(seqs, queries), more| (seqs + 1, queries + more));
     let keys = common.checked_sub(start).filter(|&keys| keys >= options.min_keys.max(1))?;
     let saved = u64::from(keys) * num_seqs.saturating_sub(1);
-    (saved > num_queries * PARTIAL_COST + ITEM_COST).then_some(start)
+    (num_seqs >= options.min_seqs as u64 && saved > num_queries * PARTIAL_COST + ITEM_COST).then_some(start)
 }

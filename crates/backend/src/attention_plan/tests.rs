@@ -259,7 +259,7 @@ proptest! {
         max_queries in 0_u32..4,
     ) {
         let (seqs, pages) = tree(&ways, block_size);
-        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, max_queries };
+        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, min_seqs: 2, max_queries };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &sharing);
         let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item: split_blocks * block_size, max_split_queries: 0, max_queries_per_item };
@@ -290,7 +290,8 @@ fn a_tree_of_two_levels_has_an_item_for_each_node() {
     let ways: Vec<_> =
         [[2, 1], [2, 1], [2, 1], [2, 0], [2, 0], [2, 0]].map(|way| (way.to_vec(), 5, 1)).into();
     let (seqs, pages) = tree(&ways, 64);
-    let options = ShareOptions { block_size: 64, window: None, border: 64, min_keys: 64, max_queries: 8 };
+    let options =
+        ShareOptions { block_size: 64, window: None, border: 64, min_keys: 64, min_seqs: 2, max_queries: 8 };
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &pages, &options);
     let mut plan = AttentionPlan::default();
@@ -323,7 +324,8 @@ fn what_a_window_hides_is_not_shared() {
     let ways: Vec<_> = (0..4).map(|_| (vec![2, 2], 5, 1)).collect();
     let (seqs, pages) = tree(&ways, 64);
     let keys = |window| {
-        let options = ShareOptions { block_size: 64, window, border: 64, min_keys: 64, max_queries: 8 };
+        let options =
+            ShareOptions { block_size: 64, window, border: 64, min_keys: 64, min_seqs: 2, max_queries: 8 };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         shared.keys(&seqs)
@@ -331,4 +333,9 @@ fn what_a_window_hides_is_not_shared() {
     assert_eq!(keys(None), (896, 4 * 896));
     assert_eq!(keys(Some(300)), (896 - 576, 4 * (896 - 576)));
     assert_eq!(keys(Some(20)), (0, 0));
+    let mut shared = SharedPrefixes::default();
+    let few =
+        ShareOptions { block_size: 64, window: None, border: 64, min_keys: 64, min_seqs: 5, max_queries: 8 };
+    shared.find(&seqs, &pages, &few);
+    assert_eq!(shared.keys(&seqs), (0, 0), "there are four");
 }

@@ -159,6 +159,7 @@ impl Backend for ReferenceBackend {
             attention_units: 0,
             attention_rows: 0,
             shared_border: 16,
+            min_sharing_seqs: 2,
             partial_bytes: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,

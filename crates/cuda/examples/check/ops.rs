@@ -459,6 +459,7 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         window: case.window,
         border: case.block_size as u32,
         min_keys: 0,
+        min_seqs: 2,
         max_queries: 1,
     };
     let mut shared = SharedPrefixes::default();
