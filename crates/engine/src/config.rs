@@ -1,10 +1,13 @@
 //! The engine's settings. Each field is a flag of the same name; defaults are those of the command line.
 
-use baton_backend::KvDtype;
+use baton_backend::{KvDtype, StepLimits};
 use baton_kv::EvictionPolicy;
 use baton_sched::{Policy, PreemptionMode};
 
 use crate::EngineError;
+
+/// Rows of logits beyond one a sequence, for `prompt_logprobs`.
+const MIN_LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -61,6 +64,19 @@ impl EngineConfig {
     /// The tokens of a request must not depend on who shares its beginning where they are to be deterministic.
     pub(crate) fn relays(&self) -> bool {
         self.enable_relay_attention && !self.deterministic
+    }
+
+    /// The largest step there will be.
+    pub fn step_limits(&self, max_model_len: usize, vocab_size: usize) -> StepLimits {
+        let max_logit_rows = self.max_num_seqs.max(MIN_LOGIT_ROWS);
+        StepLimits {
+            max_tokens: self.max_num_batched_tokens,
+            max_seqs: self.max_num_seqs,
+            max_logit_rows,
+            max_samples: max_logit_rows + self.max_num_seqs,
+            max_model_len,
+            vocab_size,
+        }
     }
 
     /// Checks what can be checked without a model.

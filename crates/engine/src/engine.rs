@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_backend::{Backend, BackendError, StepLimits, StepOutput};
+use baton_backend::{Backend, BackendError, StepOutput};
 use baton_core::{
     FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId, mask_words,
 };
@@ -20,8 +20,6 @@ use crate::relay::{Relay, RelayStats};
 use crate::runner::{AttentionCut, MAX_SPLIT_QUERIES, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
-/// Rows of logits beyond one a sequence, for `prompt_logprobs`.
-const MIN_LOGIT_ROWS: usize = 64;
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
 /// take far less; a sequence whose mask takes longer is left out of the step, and others wait no longer than this.
 const MASK_GRACE: Duration = Duration::from_millis(4);
@@ -84,15 +82,7 @@ impl Engine {
         config.validate()?;
         let model = files.config().clone();
         let max_model_len = model.resolve_max_model_len(config.max_model_len)?;
-        let max_logit_rows = config.max_num_seqs.max(MIN_LOGIT_ROWS);
-        let limits = StepLimits {
-            max_tokens: config.max_num_batched_tokens,
-            max_seqs: config.max_num_seqs,
-            max_logit_rows,
-            max_samples: max_logit_rows + config.max_num_seqs,
-            max_model_len,
-            vocab_size: model.vocab_size,
-        };
+        let limits = config.step_limits(max_model_len, model.vocab_size);
         let block_size = config.block_size.unwrap_or(backend.device().block_size);
         let kv_spec = model.kv_spec(config.kv_dtype, block_size);
         backend.check_kv_spec(&kv_spec)?;
@@ -135,7 +125,7 @@ impl Engine {
             SchedConfig {
                 max_num_seqs: config.max_num_seqs,
                 max_num_batched_tokens: config.max_num_batched_tokens,
-                max_num_logit_rows: max_logit_rows,
+                max_num_logit_rows: limits.max_logit_rows,
                 max_model_len,
                 max_num_queued_reqs: Some(config.max_num_queued_reqs),
                 policy: config.policy,

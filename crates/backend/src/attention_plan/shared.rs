@@ -5,12 +5,8 @@
 
 use std::ops::Range;
 
+use super::split::{ITEM_COST, PART_COST};
 use super::{SequenceQueries, first_key};
-
-/// What a query's partial result costs that is written and merged, in keys read.
-const PARTIAL_COST: u64 = 24;
-/// What an item costs beside its keys, in keys.
-const ITEM_COST: u64 = 96;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareOptions {
@@ -138,5 +134,5 @@ fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOption
         queries.fold((0_u64, 0), |(seqs, queries), more| (seqs + 1, queries + more));
     let keys = common.checked_sub(start).filter(|&keys| keys >= options.min_keys.max(1))?;
     let saved = u64::from(keys) * num_seqs.saturating_sub(1);
-    (num_seqs >= options.min_seqs as u64 && saved > num_queries * PARTIAL_COST + ITEM_COST).then_some(start)
+    (num_seqs >= options.min_seqs as u64 && saved > num_queries * PART_COST + ITEM_COST).then_some(start)
 }

@@ -7,9 +7,9 @@ const MAX_PARTS: u32 = 64;
 /// Splits are whole multiples of this many keys.
 const SPLIT_UNIT: u32 = 64;
 /// What an item costs beside its keys (its start, its partial result), in keys.
-const ITEM_COST: u64 = 96;
-/// What a part of a context costs when it is merged with the others, in keys. Further parts than these cost little.
-const PART_COST: u64 = 24;
+pub(super) const ITEM_COST: u64 = 96;
+/// What a part of a context costs a query when it is merged with the others, in keys. Further parts than these cost little.
+pub(super) const PART_COST: u64 = 24;
 const COSTLY_PARTS: u64 = 8;
 /// More items than this are never made by splitting.
 const MAX_SPLIT_ITEMS: u64 = 4096;

@@ -21,9 +21,6 @@ use crate::table::{Align, Table};
 /// Lengths that are reported beside `--context` and the model's limit.
 const USUAL_CONTEXTS: [usize; 3] = [1024, 4096, 16_384];
 
-/// The engine has rows of logits for this many prompt tokens even where it runs fewer sequences.
-const MIN_LOGIT_ROWS: usize = 64;
-
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<()> {
     let opened = open_config(args.model.as_deref())?;
     let mut config = opened.config;
@@ -160,15 +157,7 @@ fn calculate(
     };
     engine.validate()?;
     let max_model_len = config.resolve_max_model_len(args.max_model_len)?;
-    let max_logit_rows = engine.max_num_seqs.max(MIN_LOGIT_ROWS);
-    let limits = StepLimits {
-        max_tokens: engine.max_num_batched_tokens,
-        max_seqs: engine.max_num_seqs,
-        max_logit_rows,
-        max_samples: max_logit_rows + engine.max_num_seqs,
-        max_model_len,
-        vocab_size: config.vocab_size,
-    };
+    let limits = engine.step_limits(max_model_len, config.vocab_size);
     let block_size = engine.block_size.unwrap_or(device.block_size);
     let spec = config.kv_spec(engine.kv_dtype, block_size);
     let usable_bytes = (device.free_bytes as f64 * args.gpu_memory_utilization) as u64;
