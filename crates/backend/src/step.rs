@@ -17,8 +17,6 @@ pub struct StepInput {
     pub copies: Vec<BlockCopy>,  // device → device
 
     pub token_ids: Vec<TokenId>, // [num_tokens]
-    /// Sequences that the tokens are of, if that is known.
-    pub num_seqs: usize,
     /// `(row, sample)`: the token of `row` is what sample number `sample` of the step before drew on the device.
     pub feedback: Vec<(u32, u32)>,
     pub positions: Vec<u32>, // [num_tokens]
@@ -79,7 +77,6 @@ impl StepInput {
         self.swap_in.clear();
         self.copies.clear();
         self.token_ids.clear();
-        self.num_seqs = 0;
         self.feedback.clear();
         self.positions.clear();
         self.slots.clear();

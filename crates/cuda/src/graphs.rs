@@ -20,8 +20,6 @@ use crate::pack::MAX_PLANS;
 
 /// Larger steps are not recorded: their kernels take longer than their launches.
 const MAX_GRAPH_ROWS: usize = 512;
-/// Of an item, for which the kernels for many queries are launched whatever the heads are.
-const MANY_QUERIES: u32 = 17;
 
 /// What the launches of a step depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -29,8 +27,6 @@ pub(crate) struct Shape {
     pub(crate) tokens: u32,
     pub(crate) logit_rows: u32,
     pub(crate) samples: u32,
-    /// Every row is a sequence of its own.
-    pub(crate) is_decode: bool,
     /// Rows without logits may be dropped where the program says so. Never in a recorded step, which has none.
     pub(crate) can_keep: bool,
     pub(crate) plans: [PlanShape; MAX_PLANS],
@@ -49,7 +45,6 @@ impl Shape {
             tokens: input.num_tokens() as u32,
             logit_rows: input.logit_rows.len() as u32,
             samples: input.samples.len() as u32,
-            is_decode: input.num_seqs == input.num_tokens(),
             can_keep: input.can_keep_logit_rows(),
             ..Self::default()
         };
@@ -63,33 +58,24 @@ impl Shape {
         shape
     }
 
-    /// The bucket of a pure decode, in which every row is a sequence and gives a token. Those that share what they have in
-    /// common have buckets of their own, with the kernels for items of many queries.
+    /// The bucket of a pure decode, in which every row is a sequence and gives a token.
     pub(crate) fn bucket(&self, max_rows: usize) -> Option<Self> {
-        let shares = self.plans.iter().any(|plan| plan.max_queries > 1);
         let is_decode = self.tokens > 0
             && self.tokens == self.logit_rows
             && self.tokens == self.samples
-            && (self.is_decode || !shares);
+            && self.plans.iter().all(|plan| plan.max_queries <= 1);
         let rows = self.tokens as usize;
         if !is_decode || rows > max_rows.min(MAX_GRAPH_ROWS) {
             return None;
         }
-        Some(Self::decode(bucket_rows(rows).min(max_rows), shares))
+        Some(Self::decode(bucket_rows(rows).min(max_rows)))
     }
 
     /// The step of so many decodes. Plans that a model does not have have no items and no ops.
-    fn decode(rows: usize, shares: bool) -> Self {
-        let tokens = rows as u32;
-        let plan = PlanShape { min_queries: 1, max_queries: if shares { MANY_QUERIES } else { 1 } };
-        Self {
-            tokens,
-            logit_rows: tokens,
-            samples: tokens,
-            is_decode: true,
-            can_keep: false,
-            plans: [plan; MAX_PLANS],
-        }
+    fn decode(rows: usize) -> Self {
+        let rows = rows as u32;
+        let plan = PlanShape { min_queries: 1, max_queries: 1 };
+        Self { tokens: rows, logit_rows: rows, samples: rows, can_keep: false, plans: [plan; MAX_PLANS] }
     }
 
     /// The same without attention and sampling.
@@ -102,11 +88,11 @@ impl Shape {
         Self { tokens: tokens as u32, ..Self::default() }
     }
 
-    /// Every bucket for steps of up to `max_rows` that share nothing. The others are recorded when they come.
+    /// Every bucket for steps of up to `max_rows`.
     pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = Self> {
         let max_rows = max_rows.min(MAX_GRAPH_ROWS);
         let whole = (1..=max_rows).filter(move |&rows| bucket_rows(rows) == rows || rows == max_rows);
-        whole.map(|rows| Self::decode(rows, false))
+        whole.map(Self::decode)
     }
 }
 
@@ -287,9 +273,5 @@ mod tests {
         let mut prompt = decode(4);
         prompt.plans[0].max_queries = 4;
         assert_eq!(prompt.bucket(256), None);
-        let relayed = Shape { is_decode: true, ..prompt };
-        let bucket = relayed.bucket(256).expect("as many sequences as rows");
-        assert_ne!(Some(bucket), decode(4).bucket(256));
-        assert_eq!(bucket.plans[0], PlanShape { min_queries: 1, max_queries: MANY_QUERIES });
     }
 }

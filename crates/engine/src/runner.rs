@@ -166,7 +166,6 @@ impl Runner {
             self.add_samples(seq, scheduler, mask, &mut samples);
         }
         self.last_samples = samples;
-        self.input.num_seqs = plan.seqs.len();
         self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
