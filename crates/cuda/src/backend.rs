@@ -18,7 +18,7 @@ use crate::graphs::{Action, Graph, Graphs, Shape, fingerprint};
 use crate::kernels::Kernels;
 use crate::kv::KvCache;
 use crate::layout::TILE_ROWS;
-use crate::ops::{Run, meeting_bytes, unsupported};
+use crate::ops::{Run, Scoring, meeting_bytes, unsupported};
 use crate::options::{CudaOptions, Expected};
 use crate::output::{MAX_TOP, RESULT_WORDS, unpack};
 use crate::pack::{Packed, capacity_words, pack};
@@ -252,7 +252,7 @@ impl CudaBackend {
         [is_bucket, is_recording]: [bool; 2],
         num_partials: &[u32],
         program: &dyn Program,
-    ) -> Result<(), BackendError> {
+    ) -> Result<Option<Scoring>, BackendError> {
         let mut run = Run {
             device: &mut self.device,
             shape,
@@ -261,12 +261,24 @@ impl CudaBackend {
             keeps_logit_rows: false,
             num_partials,
             failure: None,
+            scoring: None,
         };
         program.run(&mut run);
-        run.failure.map_or(Ok(()), Err)
+        run.failure.map_or(Ok(run.scoring), Err)
     }
 
     fn run(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+        let scoring = self.run_program(input, program)?;
+        let is_wanted =
+            input.samples.iter().any(|sample| sample.forced.is_some() || sample.num_logprobs.is_some());
+        scoring.filter(|_| is_wanted).map_or(Ok(()), |scoring| scoring.launch(&self.device.gpu))
+    }
+
+    fn run_program(
+        &mut self,
+        input: &StepInput,
+        program: &dyn Program,
+    ) -> Result<Option<Scoring>, BackendError> {
         let limits = self.limits.expect("checked before");
         let exact = Shape::exact(input);
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
@@ -295,8 +307,8 @@ impl CudaBackend {
         Graph::begin(&self.device.gpu)?;
         let launched = self.launch(key.1, [true; 2], num_partials, program);
         let graph = Graph::end(&self.device.gpu);
-        launched?;
-        self.graphs.store(key, graph.ok());
+        let scoring = launched?;
+        self.graphs.store(key, graph.ok(), scoring);
         Ok(())
     }
 
@@ -336,7 +348,9 @@ impl CudaBackend {
         self.finish_kernels()?;
         let Some(bucket) = buckets.last() else { return self.device.gpu.synchronize().map(|()| 0) };
         // Kernels are loaded by their first launch, which must not be a recorded one.
-        self.launch(*bucket, [true, false], &[], program)?;
+        if let Some(scoring) = self.launch(*bucket, [true, false], &[], program)? {
+            scoring.launch(&self.device.gpu)?;
+        }
         self.device.gpu.synchronize()?;
         let free_bytes = self.device.gpu.free_bytes();
         self.record((fingerprint(program), *bucket), &[], program)?;

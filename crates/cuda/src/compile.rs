@@ -28,7 +28,9 @@ const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
 const GATED: &str = include_str!("kernels/gated.cu");
-const SAMPLE: &str = include_str!("kernels/sample.cu");
+const SAMPLE_SHARED: &str = include_str!("kernels/sample.cuh");
+const SAMPLE_CHOOSE: &str = include_str!("kernels/sample_choose.cu");
+const SAMPLE_SCORE: &str = include_str!("kernels/sample_score.cu");
 
 /// Every architecture the kernels are known to compile for.
 pub const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90a", "sm_100"];
@@ -61,7 +63,8 @@ pub(crate) enum Unit {
     AttentionAny(Precision),
     AttentionFew(Tiling),
     AttentionMany(Tiling),
-    Sample,
+    SampleChoose,
+    SampleScore,
 }
 
 /// What the tensor-core attention is made for.
@@ -77,7 +80,7 @@ impl Unit {
     /// Devices of `architecture` have little shared memory if it is sm_89.
     fn every(architecture: &str) -> Vec<Self> {
         let is_small = architecture == "sm_89";
-        let mut units = vec![Self::Sample];
+        let mut units = vec![Self::SampleChoose, Self::SampleScore];
         for precision in [Precision::Fast, Precision::Full] {
             units.extend([Self::Basic(precision), Self::AttentionAny(precision)]);
             units.extend(WeightFormat::ALL.map(|format| Self::Product(format, precision)));
@@ -123,7 +126,8 @@ impl Unit {
             ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Gated => &[COMMON, HOPPER, GATED],
-            Self::Sample => &[COMMON, SAMPLE],
+            Self::SampleChoose => &[COMMON, SAMPLE_SHARED, SAMPLE_CHOOSE],
+            Self::SampleScore => &[COMMON, SAMPLE_SHARED, SAMPLE_SCORE],
         };
         parts.concat()
     }
@@ -154,7 +158,7 @@ impl Unit {
                 format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
             Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
-            Self::Gated | Self::Sample => Vec::new(),
+            Self::Gated | Self::SampleChoose | Self::SampleScore => Vec::new(),
         }
     }
 
@@ -168,7 +172,8 @@ impl Unit {
             Self::AttentionAny(precision) => format!("attention_any {precision:?}"),
             Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
             Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
-            Self::Sample => "sample".to_owned(),
+            Self::SampleChoose => "sample_choose".to_owned(),
+            Self::SampleScore => "sample_score".to_owned(),
         }
     }
 }

@@ -16,6 +16,7 @@ use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
 use crate::gpu::{Gpu, failed};
+use crate::ops::Scoring;
 use crate::pack::MAX_PLANS;
 
 /// Larger steps are not recorded: their kernels take longer than their launches.
@@ -108,7 +109,8 @@ pub(crate) struct Graphs {
 #[derive(Debug)]
 enum State {
     Seen,
-    Ready(Graph),
+    /// And what was left out of it.
+    Ready(Graph, Option<Scoring>),
     /// Could not be recorded; it is not tried again.
     Refused,
 }
@@ -129,21 +131,23 @@ impl Graphs {
                 Action::Run
             }
             Some(State::Seen) => Action::Record,
-            Some(State::Ready(_)) => Action::Replay,
+            Some(State::Ready(..)) => Action::Replay,
             Some(State::Refused) => Action::Run,
         }
     }
 
-    pub(crate) fn replay(&self, gpu: &Gpu, key: (u64, Shape)) -> Result<(), BackendError> {
-        let Some(State::Ready(graph)) = self.states.get(&key) else {
+    pub(crate) fn replay(&self, gpu: &Gpu, key: (u64, Shape)) -> Result<Option<Scoring>, BackendError> {
+        let Some(State::Ready(graph, scoring)) = self.states.get(&key) else {
             unreachable!("only recorded graphs are replayed")
         };
         // SAFETY: the graph is instantiated, its memory lives as long as the backend.
-        unsafe { driver::graph::launch(graph.executable, gpu.stream.0) }.map_err(failed("launching a graph"))
+        unsafe { driver::graph::launch(graph.executable, gpu.stream.0) }
+            .map_err(failed("launching a graph"))?;
+        Ok(*scoring)
     }
 
-    pub(crate) fn store(&mut self, key: (u64, Shape), graph: Option<Graph>) {
-        self.states.insert(key, graph.map_or(State::Refused, State::Ready));
+    pub(crate) fn store(&mut self, key: (u64, Shape), graph: Option<Graph>, scoring: Option<Scoring>) {
+        self.states.insert(key, graph.map_or(State::Refused, |graph| State::Ready(graph, scoring)));
     }
 }
 

@@ -67,6 +67,7 @@ pub(crate) struct Core {
 pub(crate) struct Sampler {
     pub(crate) prepare: Function,
     pub(crate) choose: Function,
+    pub(crate) score: Function,
 }
 
 /// Tiles of eight tokens that the skinny kernels take, in the order of [`SkinnyKernels`].
@@ -145,8 +146,7 @@ impl Kernels {
         let architecture = architecture(properties.capability);
         let mut compiler = Compiler { architecture, cache_dir, jobs: HashMap::new() };
         // What takes longest first.
-        compiler.start(Unit::Sample);
-        for unit in core_units(precision) {
+        for unit in [Unit::SampleChoose, Unit::SampleScore].into_iter().chain(core_units(precision)) {
             compiler.start(unit);
         }
         Self {
@@ -196,12 +196,14 @@ impl Kernels {
         if let Some(sampler) = self.sampler {
             return Ok(sampler);
         }
-        let module = self.compiler.load(Unit::Sample)?;
+        let [choose, score] = [Unit::SampleChoose, Unit::SampleScore].map(|unit| self.compiler.load(unit));
+        let (choose, score) = (choose?, score?);
         let sampler = Sampler {
-            prepare: module.function("sample_prepare")?,
-            choose: module.function("sample_choose")?,
+            prepare: choose.function("sample_prepare")?,
+            choose: choose.function("sample_choose")?,
+            score: score.function("sample_score")?,
         };
-        self.modules.push(module);
+        self.modules.extend([choose, score]);
         Ok(*self.sampler.insert(sampler))
     }
 

@@ -10,6 +10,7 @@ use baton_backend::{
 
 use crate::backend::PARTIAL_LSE_SHARE;
 use crate::device::Device;
+use crate::gpu::{Function, Gpu};
 use crate::graphs::Shape;
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
@@ -22,14 +23,14 @@ use crate::products::Product;
 /// Keys of a tile, as in `attention_wide.cu`.
 const WIDE_KEYS: usize = 64;
 
-/// As in `sample.cu`.
+/// As in `sample.cuh`.
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
 
 /// Of a row whose blocks search together: three times 256 sums.
 const BINS_BYTES: usize = 3 * 256 * 8;
-/// What the blocks of a row tell each other beside that: three sums and counts for each part, and four words.
-const MEETING_BYTES: usize = 3 * SAMPLE_PARTS as usize * (8 + 4) + 16;
+/// What the blocks of a row tell each other beside that: three sums and counts for each part, and six words.
+const MEETING_BYTES: usize = 3 * SAMPLE_PARTS as usize * (8 + 4) + 24;
 
 /// Rows whose best tokens are listed, and bytes for each: the largest keys of stretches, and the list.
 const MAX_LISTED_ROWS: usize = 512;
@@ -56,6 +57,23 @@ pub(crate) struct Run<'a> {
     /// Partial slots that each plan of the step uses.
     pub(crate) num_partials: &'a [u32],
     pub(crate) failure: Option<BackendError>,
+    /// What is to be launched after the program if a sample wants it.
+    pub(crate) scoring: Option<Scoring>,
+}
+
+/// The launch that finds log-probabilities and the most likely tokens of a step's samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scoring {
+    kernel: Function,
+    grid: (u32, u32),
+    params: SampleParams,
+}
+
+impl Scoring {
+    pub(crate) fn launch(&self, gpu: &Gpu) -> Result<(), BackendError> {
+        // SAFETY: the struct is the kernel's; its arrays live as long as the device, and the step has sampled with them.
+        unsafe { gpu.launch(self.kernel, self.grid, SAMPLE_THREADS, 0, &self.params) }
+    }
 }
 
 pub(crate) fn unsupported(what: impl Into<String>) -> BackendError {
@@ -449,12 +467,14 @@ impl Run<'_> {
         };
         // Blocks of a row wait for each other, so all of them must fit the device at once: two fit a multiprocessor.
         let blocks_of_row = (2 * num_multiprocessors / self.shape.samples).clamp(1, SAMPLE_PARTS);
+        let grid = (blocks_of_row, self.shape.samples);
         // SAFETY: the struct is the kernels'; the arrays were made for the largest number of samples.
         unsafe {
             device.gpu.launch(sampler.prepare, (SAMPLE_PARTS, self.shape.samples), 256, 0, &params)?;
-            let grid = (blocks_of_row, self.shape.samples);
-            device.gpu.launch(sampler.choose, grid, SAMPLE_THREADS, 0, &params)
+            device.gpu.launch(sampler.choose, grid, SAMPLE_THREADS, 0, &params)?;
         }
+        self.scoring = Some(Scoring { kernel: sampler.score, grid, params });
+        Ok(())
     }
 }
 

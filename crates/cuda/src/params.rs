@@ -221,6 +221,7 @@ pub(crate) struct ReadParams {
     pub(crate) sink: Address,
 }
 
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct SampleParams {
     pub(crate) step: Address,
