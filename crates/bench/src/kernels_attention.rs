@@ -169,6 +169,7 @@ fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
         block_size: cut.block_size,
         window: None,
         max_kv_per_item: 0,
+        max_kv_per_shared_item: 0,
         // As the engine cuts prompts.
         max_queries_per_item: 32,
         max_split_queries: 8,
