@@ -28,3 +28,4 @@ pub use memory::{MemoryPlan, MemoryRequest};
 pub use observe::{Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
 pub use outbox::{OutputReceiver, RequestTimes};
 pub use relay::RelayStats;
+pub use runner::plan_attention_step;

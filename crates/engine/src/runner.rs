@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions, SharedPrefixes,
-    StepInput, StepOutput, TokenCount, choose_split, plan_attention, plan_relay,
+    AttentionPlan, BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions,
+    SharedPrefixes, StepInput, StepOutput, TokenCount, choose_split, plan_attention, plan_relay,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_model::ModelConfig;
@@ -35,8 +35,10 @@ pub(crate) struct AttentionCut {
     max_queries_per_item: u32,
     /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
     units: usize,
-    /// Where stretches that sequences share begin and end; 0 shares nothing.
+    /// Where spans that sequences share begin and end; 0 shares nothing.
     shared_border: u32,
+    /// The same as the device wants it, whether or not it is used.
+    device_border: u32,
     min_sharing_seqs: usize,
     /// Partial results that there is room for.
     max_partials: u32,
@@ -45,19 +47,28 @@ pub(crate) struct AttentionCut {
 
 impl AttentionCut {
     pub(crate) fn new(device: &DeviceInfo, model: &ModelConfig, config: &EngineConfig) -> Self {
-        let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
-        let slot_bytes = num_heads * model.head_dim * size_of::<f32>();
+        Self::of_heads(device, [model.num_heads, model.num_kv_heads, model.head_dim], config)
+    }
+
+    fn of_heads(
+        device: &DeviceInfo,
+        [num_heads, num_kv_heads, head_dim]: [usize; 3],
+        config: &EngineConfig,
+    ) -> Self {
+        let slot_bytes = num_heads * head_dim * size_of::<f32>();
         let max_partials = match device.partial_bytes {
             0 => u32::MAX,
             bytes => (bytes / slot_bytes.max(1)) as u32,
         };
         let group = num_heads / num_kv_heads.max(1);
         let wished = (device.attention_rows / group.max(1)).max(1) as u32;
+        let device_border = if config.deterministic { 0 } else { device.shared_border as u32 };
         Self {
             num_kv_heads,
             max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
             units: device.attention_units,
-            shared_border: if config.relays() { device.shared_border as u32 } else { 0 },
+            shared_border: if config.relays() { device_border } else { 0 },
+            device_border,
             min_sharing_seqs: device.min_sharing_seqs,
             max_partials,
             is_fixed: config.deterministic,
@@ -66,6 +77,10 @@ impl AttentionCut {
 
     pub(crate) fn shares(&self) -> bool {
         self.shared_border > 0
+    }
+
+    fn share(&mut self, enabled: bool) {
+        self.shared_border = if enabled { self.device_border } else { 0 };
     }
 
     fn sharing(&self, block_size: usize, window: Option<u32>) -> ShareOptions {
@@ -77,6 +92,25 @@ impl AttentionCut {
             min_keys: border,
             min_seqs: self.min_sharing_seqs,
             max_queries: MAX_SPLIT_QUERIES,
+        }
+    }
+
+    /// Plans the attention of a step for one kind of layers. `shared` is what was found to be shared.
+    fn plan(
+        &self,
+        (block_size, window): (usize, Option<u32>),
+        queries: &[SequenceQueries],
+        pages: &[u32],
+        shared: &mut SharedPrefixes,
+        out: &mut AttentionPlan,
+    ) {
+        shared.find(queries, pages, &self.sharing(block_size, window));
+        let options = self.options(block_size, window, queries, shared);
+        plan_relay(queries, shared, &options, out);
+        if out.num_partials > self.max_partials {
+            let whole = PlannerOptions { max_kv_per_item: 0, ..options };
+            plan_attention(queries, &whole, out);
+            *shared = SharedPrefixes::default();
         }
     }
 
@@ -104,6 +138,22 @@ impl AttentionCut {
             PlannerOptions { max_kv_per_item, ..options }
         }
     }
+}
+
+/// The attention of a step as the engine would plan it, for measurements without a model: `heads` are the query heads, the kv
+/// heads and the size of a head.
+pub fn plan_attention_step(
+    device: &DeviceInfo,
+    heads: [usize; 3],
+    enable_relay_attention: bool,
+    queries: &[SequenceQueries],
+    pages: &[u32],
+) -> AttentionPlan {
+    let config = EngineConfig { enable_relay_attention, ..EngineConfig::default() };
+    let (mut shared, mut plan) = (SharedPrefixes::default(), AttentionPlan::default());
+    let cut = AttentionCut::of_heads(device, heads, &config);
+    cut.plan((device.block_size, None), queries, pages, &mut shared, &mut plan);
+    plan
 }
 
 #[derive(Debug)]
@@ -148,6 +198,12 @@ impl Runner {
         }
     }
 
+    /// Switches relay attention from the next step on. Whether steps share now: a device or a setting may forbid it.
+    pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
+        self.cut.share(enabled);
+        self.cut.shares()
+    }
+
     pub(crate) fn relay_stats(&self) -> RelayStats {
         self.relayed
     }
@@ -169,16 +225,10 @@ impl Runner {
         self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            shared.find(queries, &self.input.pages, &self.cut.sharing(self.block_size, window));
+            self.cut.plan((self.block_size, window), queries, &self.input.pages, shared, attention);
             let (once, alone) = shared.keys(queries);
             self.relayed.num_tokens_read += once;
             self.relayed.num_tokens_saved += alone - once;
-            let options = self.cut.options(self.block_size, window, queries, shared);
-            plan_relay(queries, shared, &options, attention);
-            if attention.num_partials > self.cut.max_partials {
-                let whole = PlannerOptions { max_kv_per_item: 0, ..options };
-                plan_attention(queries, &whole, attention);
-            }
         }
         &self.input
     }
