@@ -61,6 +61,12 @@ impl Runner {
         }
     }
 
+    /// Switches relay attention from the next step on. Whether steps share now: a device or a setting may forbid it.
+    pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
+        self.cut.set_relays(enabled);
+        self.cut.shares()
+    }
+
     pub(crate) fn relay_stats(&self) -> RelayStats {
         self.relayed
     }

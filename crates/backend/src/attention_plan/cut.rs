@@ -88,9 +88,9 @@ impl AttentionCut {
         self.relays && self.shared_border > 0
     }
 
-    /// Turns relay attention on or off from the next step on.
+    /// Turns relay attention on or off from the next step on. It stays off where splits are fixed.
     pub fn set_relays(&mut self, relays: bool) {
-        self.relays = relays;
+        self.relays = relays && !self.is_fixed;
     }
 
     /// Plans the attention of one kind: `window` is its sliding window, `shared` what the sequences were found to share.
