@@ -397,7 +397,7 @@ fn shared_spans_are_split_into_one_round_of_a_device() {
     assert_eq!(parts(256, 4096, 8, 4), 2048);
     assert_eq!(parts(64, 8192, 8, 4), 1024);
     assert_eq!(parts(32, 32_768, 8, 4), 2048);
-    assert_eq!(parts(16, 4096, 8, 4), 256);
+    assert_eq!(parts(16, 4096, 8, 4), 320);
     assert_eq!(parts(64, 8192, 32, 1), 2048);
 }
 

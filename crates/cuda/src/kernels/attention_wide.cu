@@ -107,6 +107,7 @@ __device__ __forceinline__ void feed_tile(const AttentionParams& p, const Walk& 
 }
 
 // The same for a tile whose keys are all there, by one warp: each box is 64 dimensions of the rows of a page.
+template <bool ONLY_L2 = false>
 __device__ __forceinline__ void feed_whole_tile(const WideParams& w, const Walk& walk, u32 first, u32 to, u32 barrier) {
     const AttentionParams& p = w.attention;
     const u32* pages = words(p.step, p.step->pages) + walk.item.pages_start;
@@ -116,8 +117,17 @@ __device__ __forceinline__ void feed_whole_tile(const WideParams& w, const Walk&
         u32 part = box % PARTS, plane = box / PARTS % 2, key = box / PARTS / 2 * rows, offset = first + key;
         u32 page = pages[offset >> p.block_shift];
         u32 row = (((page * 2 + plane) * p.num_kv_heads + walk.kv_head) << p.block_shift) + (offset & ((1u << p.block_shift) - 1));
-        load_box(to + plane * WIDE_TILE_BYTES + part * (WIDE_KEYS * 128) + key * 128, &w.cache, part * 64, row, barrier);
+        if (ONLY_L2) prefetch_box(&w.cache, part * 64, row);
+        else load_box(to + plane * WIDE_TILE_BYTES + part * (WIDE_KEYS * 128) + key * 128, &w.cache, part * 64, row, barrier);
     }
+}
+
+// Brings the first tiles of what is shared nearer while the kernel before still runs: no step writes keys that it shares.
+__device__ __forceinline__ void prefetch_shared(const WideParams& w, const PlanHeader& plan) {
+    Walk walk = {0, 0, 0, 0, {}};
+    if (!walk_on(w.attention, plan, walk)) return;
+    for (u32 tile = 0; tile < WIDE_STAGES * WIDE_KEYS && tile + WIDE_KEYS <= walk.item.kv_len; tile += WIDE_KEYS)
+        feed_whole_tile<true>(w, walk, tile, 0, 0);
 }
 
 __device__ __forceinline__ void feed(const WideParams& w, const PlanHeader& plan, u32 barriers, u32 queries, u32 stages) {
@@ -365,6 +375,7 @@ KERNEL __launch_bounds__(384, 1) attention_wide(const __grid_constant__ WidePara
     }
     __syncthreads();
     const PlanHeader plan = p.step->plans[p.plan];
+    if (p.is_shared && threadIdx.x < 32) prefetch_shared(w, plan);
     wait_for_previous();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
