@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    AttentionPlan, BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions,
-    SharedPrefixes, StepInput, StepOutput, TokenCount, choose_split, plan_attention, plan_relay,
+    AttentionPlan, BlockCopy, DeviceInfo, KvLayerSpec, KvSpec, PlannerOptions, SampleRow, Sampled,
+    SequenceQueries, ShareOptions, SharedPrefixes, StepInput, StepOutput, TokenCount, choose_split,
+    plan_attention, plan_relay,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_model::ModelConfig;
@@ -19,7 +20,7 @@ use baton_sched::{
 use crate::config::EngineConfig;
 use crate::engine::pools;
 use crate::masks::Masks;
-use crate::relay::RelayStats;
+use crate::relay::{RelayStats, StepRelay, add_groups};
 
 /// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
 const MAX_QUERIES_PER_ITEM: u32 = 32;
@@ -140,6 +141,37 @@ impl AttentionCut {
     }
 }
 
+/// Layers of a model that attend alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionKind {
+    /// `None` is full attention.
+    window: Option<u32>,
+    /// Of all these layers together.
+    bytes_per_token: u64,
+}
+
+impl AttentionKind {
+    /// In the order of `StepInput::attention`.
+    pub(crate) fn all(model: &ModelConfig, kv: &KvSpec) -> Vec<Self> {
+        let of_window = |window: Option<u32>| {
+            let layers = model.layers.iter().zip(&kv.layers).filter(|(layer, _)| layer.window == window);
+            let bytes = |layer: &KvLayerSpec| 2 * layer.num_kv_heads * kv.dtype.head_bytes(layer.head_dim);
+            let bytes_per_token = layers.map(|(_, layer)| bytes(layer) as u64).sum();
+            Self { window, bytes_per_token }
+        };
+        model.attention_kinds().into_iter().map(of_window).collect()
+    }
+
+    /// Keys that the decodes of a step see.
+    fn decode_keys(&self, queries: &[SequenceQueries]) -> u64 {
+        let seen = |seq: &SequenceQueries| {
+            let first = self.window.map_or(0, |window| (seq.first_position + 1).saturating_sub(window));
+            u64::from(seq.first_position + seq.num_queries - first)
+        };
+        queries.iter().filter(|seq| seq.num_queries <= MAX_SPLIT_QUERIES).map(seen).sum()
+    }
+}
+
 /// The attention of a step as the engine would plan it, for measurements without a model: `heads` are the query heads, the kv
 /// heads and the size of a head.
 pub fn plan_attention_step(
@@ -159,8 +191,7 @@ pub fn plan_attention_step(
 #[derive(Debug)]
 pub(crate) struct Runner {
     block_size: usize,
-    /// Sliding window of each attention kind of the model; `None` is full attention.
-    windows: Vec<Option<u32>>,
+    kinds: Vec<AttentionKind>,
     cut: AttentionCut,
     eos_token_ids: Vec<TokenId>,
     seed: u64,
@@ -168,6 +199,8 @@ pub(crate) struct Runner {
     queries: Vec<SequenceQueries>,
     shared: SharedPrefixes,
     relayed: RelayStats,
+    /// What is shared in the newest step.
+    step_relay: StepRelay,
     /// Which sample of the newest submitted step belongs to which sequence.
     last_samples: HashMap<SeqId, u32>,
     tokens_seen: Vec<(TokenId, bool)>,
@@ -176,16 +209,16 @@ pub(crate) struct Runner {
 impl Runner {
     pub(crate) fn new(
         block_size: usize,
-        windows: Vec<Option<u32>>,
+        kinds: Vec<AttentionKind>,
         cut: AttentionCut,
         eos_token_ids: Vec<TokenId>,
         seed: u64,
     ) -> Self {
         let mut input = StepInput::default();
-        input.attention.resize_with(windows.len(), Default::default);
+        input.attention.resize_with(kinds.len(), Default::default);
         Self {
             block_size,
-            windows,
+            kinds,
             cut,
             eos_token_ids,
             seed,
@@ -193,6 +226,7 @@ impl Runner {
             queries: Vec::new(),
             shared: SharedPrefixes::default(),
             relayed: RelayStats::default(),
+            step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
             tokens_seen: Vec::new(),
         }
@@ -202,6 +236,10 @@ impl Runner {
     pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
         self.cut.share(enabled);
         self.cut.shares()
+    }
+
+    pub(crate) fn step_relay(&self) -> &StepRelay {
+        &self.step_relay
     }
 
     pub(crate) fn relay_stats(&self) -> RelayStats {
@@ -223,12 +261,22 @@ impl Runner {
         }
         self.last_samples = samples;
         self.input.reads_hidden = pools(plan);
-        for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
+        self.step_relay.groups.clear();
+        self.step_relay.num_tokens_saved = 0;
+        for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            self.cut.plan((self.block_size, window), queries, &self.input.pages, shared, attention);
+            self.cut.plan((self.block_size, kind.window), queries, &self.input.pages, shared, attention);
             let (once, alone) = shared.keys(queries);
-            self.relayed.num_tokens_read += once;
-            self.relayed.num_tokens_saved += alone - once;
+            let saved = alone - once;
+            if saved > 0 {
+                add_groups(attention, queries, &mut self.step_relay.groups);
+            }
+            self.step_relay.num_tokens_saved += saved;
+            let relayed = &mut self.relayed;
+            relayed.num_tokens_read += once;
+            relayed.num_tokens_saved += saved;
+            relayed.num_bytes_saved += saved * kind.bytes_per_token;
+            relayed.num_bytes_read += kind.decode_keys(queries).saturating_sub(saved) * kind.bytes_per_token;
         }
         &self.input
     }
