@@ -4,7 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_backend::{Backend, BackendError, StepOutput};
+use baton_backend::{
+    AttentionCut, AttentionHeads, Backend, BackendError, CutOptions, DeviceInfo, KvSpec, MAX_SPLIT_QUERIES,
+    StepOutput,
+};
 use baton_core::{
     FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId, mask_words,
 };
@@ -17,7 +20,7 @@ use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
 use crate::relay::{Relay, RelayStats};
-use crate::runner::{AttentionCut, AttentionKind, MAX_SPLIT_QUERIES, Runner, step_result};
+use crate::runner::{AttentionKind, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
@@ -144,7 +147,7 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
-        let cut = AttentionCut::new(&device, &model, config);
+        let cut = attention_cut(&device, &model, &kv_spec, config);
         let runner = Runner::new(
             block_size,
             AttentionKind::all(&model, &kv_spec),
@@ -478,6 +481,22 @@ impl Engine {
     pub fn spawn_observed(self, observer: Box<dyn Observer>) -> EngineHandle {
         EngineHandle::spawn(self, observer)
     }
+}
+
+fn attention_cut(
+    device: &DeviceInfo,
+    model: &ModelConfig,
+    kv_spec: &KvSpec,
+    config: &EngineConfig,
+) -> AttentionCut {
+    let heads = AttentionHeads {
+        num_heads: model.num_heads,
+        num_kv_heads: model.num_kv_heads,
+        head_dim: model.head_dim,
+        token_bytes: kv_spec.bytes_per_token() / kv_spec.layers.len().max(1),
+    };
+    let (relays, is_fixed) = (config.relays(), config.deterministic);
+    AttentionCut::new(device, &heads, &CutOptions { block_size: kv_spec.block_size, relays, is_fixed })
 }
 
 /// The step computes the last token of a prompt whose hidden state is wanted.

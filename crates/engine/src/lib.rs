@@ -30,4 +30,3 @@ pub use observe::{
 };
 pub use outbox::{OutputReceiver, RequestTimes};
 pub use relay::{RelayGroup, RelayStats, StepRelay};
-pub use runner::plan_attention_step;

@@ -59,25 +59,19 @@ impl RelayStats {
     }
 }
 
-/// Appends the groups that a plan reads for. An item of several sequences is part of one; long prefixes and large groups are cut
-/// into several items, which follow each other: for the same keys the next queries, then the next keys for all of them.
+/// Appends the groups that a plan reads for. Long prefixes and large groups are cut into several items, which follow each other: for
+/// the same keys the next queries, then the next keys for all of them.
 pub(crate) fn add_groups(plan: &AttentionPlan, seqs: &[SequenceQueries], groups: &mut Vec<RelayGroup>) {
     let seqs_before = |row: u32| seqs.partition_point(|seq| seq.query_start < row);
     let num_seqs = |queries: &Range<u32>| seqs_before(queries.end) - seqs_before(queries.start);
     // Queries and keys.
     let mut spans: Vec<(Range<u32>, Range<u32>)> = Vec::new();
-    let mut is_open = false;
-    for item in &plan.items {
+    for item in plan.shared_items() {
         let queries = item.query_start..item.query_start + item.num_queries;
         let keys = item.kv_start..item.kv_start + item.kv_len;
-        match spans.last_mut().filter(|_| is_open) {
+        match spans.last_mut() {
             Some(last) if last.1 == keys && last.0.end == queries.start => last.0.end = queries.end,
-            _ => {
-                is_open = num_seqs(&queries) > 1;
-                if is_open {
-                    spans.push((queries, keys));
-                }
-            }
+            _ => spans.push((queries, keys)),
         }
     }
     let parts_of_one = |one: &(Range<u32>, Range<u32>), next: &(Range<u32>, Range<u32>)| {
@@ -189,8 +183,16 @@ mod tests {
             })
             .collect();
         let (block_size, window) = (16, None);
-        let options =
-            ShareOptions { block_size, window, border: 16, min_keys: 16, min_seqs: 2, max_queries: 8 };
+        let options = ShareOptions {
+            block_size,
+            window,
+            border: 16,
+            min_keys: 16,
+            min_seqs: 2,
+            max_queries: 8,
+            queries_per_read: 0,
+            step_cost: 0,
+        };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         // Items of 2 or 4 queries leave one of a single sequence.
@@ -200,6 +202,7 @@ mod tests {
                 block_size,
                 window,
                 max_kv_per_item,
+                max_kv_per_shared_item: max_kv_per_item,
                 max_split_queries,
                 max_queries_per_item,
             };

@@ -7,9 +7,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    AttentionPlan, BlockCopy, DeviceInfo, KvLayerSpec, KvSpec, PlannerOptions, SampleRow, Sampled,
-    SequenceQueries, ShareOptions, SharedPrefixes, StepInput, StepOutput, TokenCount, choose_split,
-    plan_attention, plan_relay,
+    AttentionCut, BlockCopy, KvLayerSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled, SequenceQueries,
+    SharedPrefixes, StepInput, StepOutput, TokenCount,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_model::ModelConfig;
@@ -17,129 +16,9 @@ use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
-use crate::config::EngineConfig;
 use crate::engine::pools;
 use crate::masks::Masks;
 use crate::relay::{RelayStats, StepRelay, add_groups};
-
-/// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
-const MAX_QUERIES_PER_ITEM: u32 = 32;
-/// Runs of up to this many queries are split over their keys: decodes, with or without a few drafts.
-pub(crate) const MAX_SPLIT_QUERIES: u32 = 8;
-/// Where contexts are split when the tokens of a request must not depend on the others.
-const DETERMINISTIC_SPLIT: u32 = 1024;
-
-/// How attention is cut into items, from what the model is and the device likes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionCut {
-    num_kv_heads: usize,
-    max_queries_per_item: u32,
-    /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
-    units: usize,
-    /// Where spans that sequences share begin and end; 0 shares nothing.
-    shared_border: u32,
-    /// The same as the device wants it, whether or not it is used.
-    device_border: u32,
-    min_sharing_seqs: usize,
-    /// Partial results that there is room for.
-    max_partials: u32,
-    is_fixed: bool,
-}
-
-impl AttentionCut {
-    pub(crate) fn new(device: &DeviceInfo, model: &ModelConfig, config: &EngineConfig) -> Self {
-        Self::of_heads(device, [model.num_heads, model.num_kv_heads, model.head_dim], config)
-    }
-
-    fn of_heads(
-        device: &DeviceInfo,
-        [num_heads, num_kv_heads, head_dim]: [usize; 3],
-        config: &EngineConfig,
-    ) -> Self {
-        let slot_bytes = num_heads * head_dim * size_of::<f32>();
-        let max_partials = match device.partial_bytes {
-            0 => u32::MAX,
-            bytes => (bytes / slot_bytes.max(1)) as u32,
-        };
-        let group = num_heads / num_kv_heads.max(1);
-        let wished = (device.attention_rows / group.max(1)).max(1) as u32;
-        let device_border = if config.deterministic { 0 } else { device.shared_border as u32 };
-        Self {
-            num_kv_heads,
-            max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
-            units: device.attention_units,
-            shared_border: if config.relays() { device_border } else { 0 },
-            device_border,
-            min_sharing_seqs: device.min_sharing_seqs,
-            max_partials,
-            is_fixed: config.deterministic,
-        }
-    }
-
-    pub(crate) fn shares(&self) -> bool {
-        self.shared_border > 0
-    }
-
-    fn share(&mut self, enabled: bool) {
-        self.shared_border = if enabled { self.device_border } else { 0 };
-    }
-
-    fn sharing(&self, block_size: usize, window: Option<u32>) -> ShareOptions {
-        let border = self.shared_border.next_multiple_of(block_size as u32);
-        ShareOptions {
-            block_size,
-            window,
-            border,
-            min_keys: border,
-            min_seqs: self.min_sharing_seqs,
-            max_queries: MAX_SPLIT_QUERIES,
-        }
-    }
-
-    /// Plans the attention of a step for one kind of layers. `shared` is what was found to be shared.
-    fn plan(
-        &self,
-        (block_size, window): (usize, Option<u32>),
-        queries: &[SequenceQueries],
-        pages: &[u32],
-        shared: &mut SharedPrefixes,
-        out: &mut AttentionPlan,
-    ) {
-        shared.find(queries, pages, &self.sharing(block_size, window));
-        let options = self.options(block_size, window, queries, shared);
-        plan_relay(queries, shared, &options, out);
-        if out.num_partials > self.max_partials {
-            let whole = PlannerOptions { max_kv_per_item: 0, ..options };
-            plan_attention(queries, &whole, out);
-            *shared = SharedPrefixes::default();
-        }
-    }
-
-    fn options(
-        &self,
-        block_size: usize,
-        window: Option<u32>,
-        queries: &[SequenceQueries],
-        shared: &SharedPrefixes,
-    ) -> PlannerOptions {
-        let options = PlannerOptions {
-            block_size,
-            window,
-            max_kv_per_item: 0,
-            max_split_queries: MAX_SPLIT_QUERIES,
-            max_queries_per_item: self.max_queries_per_item,
-        };
-        if self.units == 0 {
-            options
-        } else if self.is_fixed {
-            let max_kv_per_item = DETERMINISTIC_SPLIT.next_multiple_of(block_size as u32);
-            PlannerOptions { max_kv_per_item, max_split_queries: 0, ..options }
-        } else {
-            let max_kv_per_item = choose_split(queries, shared, &options, self.num_kv_heads, self.units);
-            PlannerOptions { max_kv_per_item, ..options }
-        }
-    }
-}
 
 /// Layers of a model that attend alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,22 +49,6 @@ impl AttentionKind {
         };
         queries.iter().filter(|seq| seq.num_queries <= MAX_SPLIT_QUERIES).map(seen).sum()
     }
-}
-
-/// The attention of a step as the engine would plan it, for measurements without a model: `heads` are the query heads, the kv
-/// heads and the size of a head.
-pub fn plan_attention_step(
-    device: &DeviceInfo,
-    heads: [usize; 3],
-    enable_relay_attention: bool,
-    queries: &[SequenceQueries],
-    pages: &[u32],
-) -> AttentionPlan {
-    let config = EngineConfig { enable_relay_attention, ..EngineConfig::default() };
-    let (mut shared, mut plan) = (SharedPrefixes::default(), AttentionPlan::default());
-    let cut = AttentionCut::of_heads(device, heads, &config);
-    cut.plan((device.block_size, None), queries, pages, &mut shared, &mut plan);
-    plan
 }
 
 #[derive(Debug)]
@@ -234,7 +97,7 @@ impl Runner {
 
     /// Switches relay attention from the next step on. Whether steps share now: a device or a setting may forbid it.
     pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
-        self.cut.share(enabled);
+        self.cut.set_relays(enabled);
         self.cut.shares()
     }
 
@@ -265,7 +128,7 @@ impl Runner {
         self.step_relay.num_tokens_saved = 0;
         for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            self.cut.plan((self.block_size, kind.window), queries, &self.input.pages, shared, attention);
+            self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
             let (once, alone) = shared.keys(queries);
             let saved = alone - once;
             if saved > 0 {

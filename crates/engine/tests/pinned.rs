@@ -83,13 +83,14 @@ fn a_request_that_only_fits_without_the_pinned_blocks_is_refused() {
 #[test]
 fn relay_attention_is_switched_between_steps() {
     let relays = |config| EngineConfig { deterministic: false, block_size: Some(16), ..config };
-    let mut engine = llama(NUM_BLOCKS, relays);
+    // Blocks four times as large.
+    let mut engine = llama(4 * NUM_BLOCKS, relays);
     let prefix = prompt(3, 64);
     engine.generate(vec![prefix.clone()], &greedy(1)).expect("cached");
     let mut answers = |enabled: bool| {
         assert_eq!(engine.set_relay_attention(enabled), enabled);
         let before = engine.stats().relay;
-        let prompts = (1..=4).map(|seed| [prefix.clone(), prompt(seed, 5)].concat()).collect();
+        let prompts = (1..=8).map(|seed| [prefix.clone(), prompt(seed, 5)].concat()).collect();
         let outputs = engine.generate(prompts, &greedy(6)).expect("completes");
         let saved = engine.stats().relay.since(&before).num_tokens_saved;
         (outputs.iter().map(tokens).collect::<Vec<_>>(), saved)

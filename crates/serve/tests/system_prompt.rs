@@ -92,7 +92,8 @@ async fn every_dialect_gets_it_and_none_loses_its_own() {
     let message = json!({"messages": [user], "max_tokens": 1});
     let counted = client.ok("/v1/messages/count_tokens", &message).await;
     assert_eq!(counted["input_tokens"], 29);
-    let answer = client.ok("/v1/messages", &message).await;
+    let another = json!({"messages": [{"role": "user", "content": "Yo"}], "max_tokens": 1});
+    let answer = client.ok("/v1/messages", &another).await;
     assert_eq!(answer["usage"]["cache_read_input_tokens"], PINNED, "{answer}");
     let own = json!({"messages": [user], "system": "Sir", "max_tokens": 1});
     assert_eq!(client.ok("/v1/messages/count_tokens", &own).await["input_tokens"], 8);
@@ -129,7 +130,8 @@ async fn a_template_without_a_system_message_has_it_in_the_first_question() {
     let config = ServerConfig { system_prompts: vec![prompt(None, text)], ..ServerConfig::default() };
     let client = client_of(config, &engine_config(), template).await;
     let (tokens, cached) = chat(&client, json!([{"role": "user", "content": "Hi"}])).await;
-    assert_eq!((tokens, cached), ((text.len() + 2 + 4) as u64, 24));
+    // The test's vocabulary has no line breaks, which stand between the two.
+    assert_eq!((tokens, cached), (text.len() as u64 + 4, 24));
 }
 
 #[tokio::test]

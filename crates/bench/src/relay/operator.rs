@@ -8,10 +8,10 @@ use std::fmt::Write;
 
 use baton_backend::testing::{List, Op, Random};
 use baton_backend::{
-    Attention, Backend, BackendError, BufferId, DeviceInfo, Embed, KvDtype, KvLayerSpec, KvSpec, Qkv,
-    SequenceQueries, StepInput, StepLimits, Tensor, WeightUse,
+    Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, BufferId, CutOptions,
+    DeviceInfo, Embed, KvDtype, KvLayerSpec, KvSpec, Qkv, SequenceQueries, SharedPrefixes, StepInput,
+    StepLimits, Tensor, WeightUse,
 };
-use baton_engine::plan_attention_step;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
@@ -314,10 +314,20 @@ impl Device {
             });
         }
         let is_relay = mode == RelayMode::Relay;
-        let plan = plan_attention_step(&self.info, self.heads.shape, is_relay, &queries, &input.pages);
+        let mut plan = AttentionPlan::default();
+        self.cut(is_relay).plan(&queries, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
         input.attention.push(plan);
         options.sizes.make_decode(&mut input);
         Some(input)
+    }
+
+    /// As the engine would cut attention into items.
+    fn cut(&self, relays: bool) -> AttentionCut {
+        let [num_heads, num_kv_heads, head_dim] = self.heads.shape;
+        let token_bytes = self.spec.bytes_per_token() / self.spec.layers.len();
+        let heads = AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes };
+        let options = CutOptions { block_size: self.spec.block_size, relays, is_fixed: false };
+        AttentionCut::new(&self.info, &heads, &options)
     }
 
     fn figures(&self, case: Case, mode: RelayMode, step: &StepInput, seconds: f64) -> OperatorFigures {
