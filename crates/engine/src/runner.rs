@@ -129,8 +129,9 @@ impl Runner {
         for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
             self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
-            let (once, alone) = shared.keys(queries);
-            let saved = alone - once;
+            // A large group reads its keys once for each item's worth of queries.
+            let once = attention.shared_items().iter().map(|item| u64::from(item.kv_len)).sum::<u64>();
+            let saved = shared.keys(queries).1 - once;
             if saved > 0 {
                 add_groups(attention, queries, &mut self.step_relay.groups);
             }
