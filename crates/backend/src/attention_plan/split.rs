@@ -9,7 +9,7 @@ pub(super) const SPLIT_UNIT: u32 = 64;
 /// What an item costs beside its keys (its start, its partial result), in keys.
 pub(super) const ITEM_COST: u64 = 96;
 /// What a part of a context costs a query when it is merged with the others, in keys. Further parts than these cost little.
-pub(super) const PART_COST: u64 = 24;
+const PART_COST: u64 = 24;
 const COSTLY_PARTS: u64 = 8;
 /// What an item of a shared span costs beside its keys: it has many queries to load and results to store.
 const SHARED_ITEM_COST: u64 = 160;

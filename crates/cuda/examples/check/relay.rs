@@ -208,7 +208,7 @@ pub fn run(heads: &[Heads], trees: &[Tree], table: &mut Table) {
             let cut = |relays, is_forced: bool| {
                 let mut device = bench.cuda.device();
                 if is_forced {
-                    device.shared_step_bytes = 0;
+                    device.sharing.step_bytes = 0;
                 }
                 let options = CutOptions { block_size: BLOCK_SIZE, relays, is_fixed: false };
                 AttentionCut::new(&device, &heads, &options)

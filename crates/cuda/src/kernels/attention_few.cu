@@ -59,7 +59,7 @@ __device__ __forceinline__ void open_work(const AttentionParams& p, const FewPla
         unit.seen = sees_few(p, plan, unit.item);
         unit.merges = false;
         if (unit.item.partial != NONE) {
-            unit.joined = find_merge(p, plan.header, unit.item.partial);
+            unit.joined = find_partials(p, plan.header, unit.item.partial);
             unit.merges = unit.joined.merge.num_own == 1;
         }
 #pragma unroll
@@ -212,7 +212,8 @@ __device__ __forceinline__ void merge_shared(
         if (h * 8 >= unit.num_rows) break;
         u32 own = min(h * 8 + threadIdx.x % 32 / 4, unit.num_rows - 1), head = unit.kv_head * plan.group + own % plan.group;
         Joined joined = unit.joined;
-        if (unit.item.num_queries > 1) joined = find_merge(p, plan.header, unit.item.partial + own / plan.group);
+        bool is_one = unit.item.num_queries == 1;
+        if (!is_one) joined = find_merge(p, plan.header, unit.item.partial + own / plan.group);
         u32 count = joined.merge.count - 1; // the last one is our own
         for (u32 first = share; first < count; first += MERGE_AHEAD * shares) {
             float weight[MERGE_AHEAD], highest = rows.max[h];
@@ -220,7 +221,8 @@ __device__ __forceinline__ void merge_shared(
 #pragma unroll
             for (u32 j = 0; j < MERGE_AHEAD; j++) {
                 u32 at = min(first + j * shares, count - 1);
-                u64 slot = (u64)joined.slots[at] * p.num_heads + head;
+                u32 known = __shfl_sync(NONE, joined.slot, at % 32);
+                u64 slot = (u64)(is_one && at < 32 ? known : joined.slots[at]) * p.num_heads + head;
                 weight[j] = load_uncached(p.partial_lse + slot) * LOG2E;
                 if (first + j * shares >= count) weight[j] = NEG_INF;
                 parts[j] = p.partials + slot * HEAD_DIM;

@@ -35,11 +35,6 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 colum
                  "r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
-// The same into the L2 only.
-__device__ __forceinline__ void prefetch_box(const TensorMap* map, u32 column, u32 row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" :: "l"(map), "r"(column), "r"(row) : "memory");
-}
-
 // Orders what this thread has written to shared memory before what the tensor cores or a bulk copy do there.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
