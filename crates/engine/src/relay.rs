@@ -191,6 +191,8 @@ mod tests {
             min_seqs: 2,
             max_queries: 8,
             queries_per_read: 0,
+            read_cost: 1,
+            query_cost: 24,
             step_cost: 0,
         };
         let mut shared = SharedPrefixes::default();
