@@ -82,6 +82,7 @@ fn step(start: usize, token_ids: &[u32]) -> StepInput {
         block_size: BLOCK_SIZE,
         window: None,
         max_kv_per_item: 0,
+        max_kv_per_shared_item: 0,
         max_split_queries: 0,
         max_queries_per_item: 0,
     };

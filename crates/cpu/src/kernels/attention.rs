@@ -3,12 +3,11 @@
 //! Keys are taken in tiles of 64 whose borders are absolute positions, in ascending order, with an online softmax in
 //! f32. A tile that a row does not see leaves the row exactly as it was. So the result of a row depends neither on the
 //! rows beside it nor on whether it came in a prompt or as a decode. Long contexts are made of segments: see
-//! [`super::segments`]. The products of a tile are those of [`super::float_products`] in f32 or of
-//! [`super::pairs`](super::Kernels) in bf16.
+//! [`super::segments`]. The products of a tile are those of [`super::float_products`] in f32 or of `super::pairs` in bf16.
 //!
 //! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
-//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension. See [`super::int8_cache`] for what
-//! 8-bit caches keep beside.
+//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension. Where products are of pairs, the pairs lie
+//! side by side: see `super::pairs`. See [`super::int8_cache`] for what 8-bit caches keep beside.
 //!
 //! # Safety
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.

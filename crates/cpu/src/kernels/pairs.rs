@@ -117,9 +117,7 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
         for (i, panel) in panels.clone().enumerate() {
             let (block, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
             keys[i] = block.add(inside * args.head_dim * E::BYTES);
-            if rows <= FEW_ROWS {
-                prefetch_around::<S, E>(args, panel * PANEL_KEYS);
-            }
+            prefetch_around::<S, E>(args, panel * PANEL_KEYS);
         }
         if rows <= FEW_ROWS && !E::IS_OPEN {
             return score_rows::<E>(args, &keys, first_panel, panels.len(), 0, rows);
