@@ -231,6 +231,11 @@ pub(super) trait Products<S: Simd> {
     /// The scores of all rows with the keys `first..last` of a tile, in whole panels; those that a row does not see may be
     /// left out.
     unsafe fn score(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
+    /// Weights of the scores, see [`soften`].
+    #[inline(always)]
+    unsafe fn soften(&self, args: &AttentionArgs, rows: usize, tile: usize) {
+        soften::<S, false>(args, rows, tile);
+    }
     /// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile, as far as rows see them.
     unsafe fn add_values(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
 }
@@ -267,7 +272,7 @@ pub(super) unsafe fn attend<S: Simd, P: Products<S>>(args: &AttentionArgs, produ
         if args.scale_bytes > 0 {
             scale_scores::<S>(args, rows, tile, first, last);
         }
-        soften::<S>(args, rows, tile);
+        products.soften(args, rows, tile);
         if args.scale_bytes > 0 {
             scale_weights::<S>(args, rows, tile, first, last);
         }

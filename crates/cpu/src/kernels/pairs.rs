@@ -22,6 +22,7 @@ use super::float_products::prefetch_around;
 use super::floats::{Element, ElementBf16, ElementF16, ElementI8};
 use super::rows::load_some;
 use super::simd::Simd;
+use super::softmax::soften;
 
 type S = Avx512<true>;
 
@@ -132,6 +133,11 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
             }
             query = end;
         }
+    }
+
+    #[inline(always)]
+    unsafe fn soften(&self, args: &AttentionArgs, rows: usize, tile: usize) {
+        soften::<S, true>(args, rows, tile);
     }
 
     #[inline(always)]
