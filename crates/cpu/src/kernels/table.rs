@@ -57,9 +57,9 @@ pub struct Kernels {
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
 struct PairKernels {
-    attend_f16: unsafe fn(&AttentionArgs),
-    attend_bf16: unsafe fn(&AttentionArgs),
-    attend_int8: unsafe fn(&AttentionArgs),
+    f16: unsafe fn(&AttentionArgs),
+    bf16: unsafe fn(&AttentionArgs),
+    int8: unsafe fn(&AttentionArgs),
 }
 
 /// Products with rows that were split in two bf16 before, for matrices that were packed for it: see
@@ -106,9 +106,9 @@ impl Kernels {
     /// Attention over a cache of `dtype`, in pairs or not.
     pub fn attend(&self, dtype: KvDtype, is_paired: bool) -> unsafe fn(&AttentionArgs) {
         match (&self.pairs, dtype) {
-            (Some(pairs), KvDtype::F16) if is_paired => pairs.attend_f16,
-            (Some(pairs), KvDtype::BF16) if is_paired => pairs.attend_bf16,
-            (Some(pairs), KvDtype::Int8) if is_paired => pairs.attend_int8,
+            (Some(pairs), KvDtype::F16) if is_paired => pairs.f16,
+            (Some(pairs), KvDtype::BF16) if is_paired => pairs.bf16,
+            (Some(pairs), KvDtype::Int8) if is_paired => pairs.int8,
             _ => self.attend[dtype as usize],
         }
     }
@@ -297,9 +297,9 @@ table!(
 #[cfg(target_arch = "x86_64")]
 const BF16_KERNELS: Kernels = Kernels {
     pairs: Some(PairKernels {
-        attend_f16: super::pairs::attend::<super::floats::ElementF16>,
-        attend_bf16: super::pairs::attend::<super::floats::ElementBf16>,
-        attend_int8: super::pairs::attend::<super::floats::ElementI8>,
+        f16: super::pairs::attend::<super::floats::ElementF16>,
+        bf16: super::pairs::attend::<super::floats::ElementBf16>,
+        int8: super::pairs::attend::<super::floats::ElementI8>,
     }),
     ..avx512_vnni_table::KERNELS
 };
