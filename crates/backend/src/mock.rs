@@ -93,6 +93,7 @@ impl Backend for MockBackend {
             shared_border: 0,
             min_sharing_seqs: 2,
             partial_bytes: 0,
+            max_sample_entries: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,
         }

@@ -21,6 +21,7 @@
 #![allow(clippy::cast_ptr_alignment)]
 
 mod backend;
+mod cgroup;
 mod buffers;
 mod check;
 mod isa;

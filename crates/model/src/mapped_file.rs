@@ -25,6 +25,7 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     if len == 0 {
         return Err(malformed(path, "the file is empty; the download may be incomplete".to_owned()));
     }
+    say_why_on_bus_error();
     // SAFETY: the mapping is private and read-only, so nothing in this process writes through it. Another process that
     // truncates or rewrites the file while it is mapped can still disturb us; no interface of the system prevents
     // that, and reading checkpoints of many gigabytes any other way would double their memory.
@@ -32,6 +33,36 @@ pub(crate) fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     let mapping = unsafe { memmap2::Mmap::map(&file) }.map_err(|cause| io_error(path, cause))?;
     Ok(SharedBytes::new(Arc::new(MappedFile(mapping))))
 }
+
+/// A page of a mapped file that is no longer there, because the file was cut short or its disk failed, is a SIGBUS
+/// wherever it is read. Nothing can go on from there; but the process ends with a sentence.
+#[cfg(unix)]
+fn say_why_on_bus_error() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    const WHY: &[u8] = b"error: a model file was cut short, or its disk failed, while the model was in use; hint: put \
+        the file back and start again, and replace files of a running server by renaming, not by writing over them\n";
+    extern "C" fn end(_signal: libc::c_int) {
+        // SAFETY: both may be called in a signal handler, and the text is a constant.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::write(2, WHY.as_ptr().cast(), WHY.len());
+            libc::_exit(1);
+        }
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the action is zeroed, which is a valid one, and gets a handler that only makes calls which may be made
+        // there. A handler of somebody else is replaced; there is none in this process.
+        #[allow(unsafe_code)]
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = end as extern "C" fn(libc::c_int) as usize;
+            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+        }
+    });
+}
+
+#[cfg(not(unix))]
+fn say_why_on_bus_error() {}
 
 /// Reads a whole file of at most `limit` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {

@@ -161,6 +161,7 @@ impl Backend for ReferenceBackend {
             shared_border: 16,
             min_sharing_seqs: 2,
             partial_bytes: 0,
+            max_sample_entries: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,
         }

@@ -16,7 +16,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::state::{App, InFlight};
 use crate::types::common::SamplingFields;
 use crate::types::structured::StructuredFields;
-use crate::{access, auth, console, cors};
+use crate::{access, auth, console, cors, origin};
 
 /// A route, and what a person or a generator of clients wants to know of it.
 pub struct Route {
@@ -101,8 +101,26 @@ pub fn router(app: &Arc<App>) -> Router {
         Some(layer) => router.layer(layer),
         None => router,
     };
+    let router = router.layer(from_fn_with_state(Arc::clone(app), origin::check));
     let router = router.layer(from_fn(messages::translate_errors));
     router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
+}
+
+/// Only what is open to all, for connections that there is no other place for.
+pub fn probe_router(app: &Arc<App>) -> Router {
+    let open = ROUTES.iter().filter(|route| auth::OPEN_ROUTES.contains(&route.path));
+    let router = open.fold(Router::new(), |router, route| router.route(route.path, (route.handler)()));
+    router
+        .fallback(|| async { ApiError::too_many_connections().into_response() })
+        .with_state(Arc::clone(app))
+        .layer(from_fn(close_after))
+}
+
+/// The place is wanted by others.
+async fn close_after(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// A JSON answer.
