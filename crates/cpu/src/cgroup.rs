@@ -46,7 +46,9 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in own.lines() {
         let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
         if controllers.is_empty() {
             read_upwards(root, path, &VERSION_2, &mut found);
         } else if controllers.split(',').any(|controller| controller == "memory") {
@@ -77,11 +79,14 @@ fn read(folder: &Path, names: &Names) -> Option<Group> {
     // `max` is no number; version 1 says a number no machine has.
     let limit_bytes = text(names.limit).trim().parse().ok().filter(|&limit| limit < 1 << 62)?;
     let statistics = text("memory.stat");
-    let cached = names.cached.iter().filter_map(|name| statistics.lines().find_map(|line| line.strip_prefix(name)));
+    let cached =
+        names.cached.iter().filter_map(|name| statistics.lines().find_map(|line| line.strip_prefix(name)));
     Some(Group {
         limit_bytes,
         used_bytes: text(names.used).trim().parse().unwrap_or(0),
-        cached_bytes: cached.filter_map(|number| number.trim().parse::<u64>().ok()).fold(0, u64::saturating_add),
+        cached_bytes: cached
+            .filter_map(|number| number.trim().parse::<u64>().ok())
+            .fold(0, u64::saturating_add),
     })
 }
 

@@ -21,8 +21,8 @@
 #![allow(clippy::cast_ptr_alignment)]
 
 mod backend;
-mod cgroup;
 mod buffers;
+mod cgroup;
 mod check;
 mod isa;
 mod kernels;

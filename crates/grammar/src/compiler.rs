@@ -46,13 +46,7 @@ impl GrammarCompiler {
     /// `vocab_size` is the model's, which may be larger than the tokenizer's. The end tokens are those that end an
     /// output of this model.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Arc<[TokenId]>) -> Self {
-        Self {
-            tokenizer,
-            vocab_size,
-            eos_token_ids,
-            vocabulary: OnceLock::new(),
-            cache: Mutex::default(),
-        }
+        Self { tokenizer, vocab_size, eos_token_ids, vocabulary: OnceLock::new(), cache: Mutex::default() }
     }
 
     /// What was compiled before. Takes no time to speak of.
@@ -73,10 +67,8 @@ impl GrammarCompiler {
                 Vocabulary::new(&self.tokenizer, self.vocab_size, &self.eos_token_ids).map(Arc::new)
             })
             .clone()?;
-        let failed = |_| GrammarError::Invalid {
-            what: name(wish),
-            reason: "the compiler failed on it".to_owned(),
-        };
+        let failed =
+            |_| GrammarError::Invalid { what: name(wish), reason: "the compiler failed on it".to_owned() };
         let compiled = std::panic::catch_unwind(AssertUnwindSafe(|| compile(&vocabulary, wish)));
         let compiled = Arc::new(compiled.map_err(failed)??);
         self.remember(wish, &compiled);

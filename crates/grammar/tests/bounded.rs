@@ -20,14 +20,16 @@ fn hostile() -> Vec<StructuredOutput> {
         StructuredOutput::Json(format!("{}{{}}{}", opening.repeat(depth), "}".repeat(depth)))
     };
     let schema = |schema: Value| StructuredOutput::Json(schema.to_string());
-    let constants: Vec<Value> = (0..3000).map(|i| json!({"const": format!("{i}{}", "x".repeat(40))})).collect();
+    let constants: Vec<Value> =
+        (0..3000).map(|i| json!({"const": format!("{i}{}", "x".repeat(40))})).collect();
     let multiple = |step: u64| json!({"type": "integer", "multipleOf": step});
     let properties = |count: usize| {
         let names = (0..count).map(|i| (format!("p{i}"), multiple(99_999_989)));
         json!({"type": "object", "properties": names.collect::<serde_json::Map<_, _>>()})
     };
     // Each pair of alternatives doubles the ways to satisfy all.
-    let pair = |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
+    let pair =
+        |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
     let pairs: Vec<Value> = (0..24).map(pair).collect();
     let strings: Vec<Value> = (0..12).map(|i| json!({"pattern": format!("a.{{{i},40}}b.*c{i}")})).collect();
     let doubling: serde_json::Map<_, _> = (0..30)
@@ -81,7 +83,10 @@ fn hostile_wishes_end_soon_and_in_little_memory() {
             let mut matcher = grammar.start();
             let mut mask = grammar.first_mask().to_vec();
             for _ in 0..50 {
-                let Some(token) = (0..model.vocab_size as u32).rev().find(|&id| mask_allows(&mask, id)) else { break };
+                let Some(token) = (0..model.vocab_size as u32).rev().find(|&id| mask_allows(&mask, id))
+                else {
+                    break;
+                };
                 if token == model.end || matcher.advance(token, &mut mask).is_err() {
                     break;
                 }

@@ -117,4 +117,31 @@ mod tests {
         assert!(map(directory.path()).unwrap_err().to_string().contains("not a regular file"));
         assert!(read_if_present(&directory.path().join("b"), 5).unwrap().is_none());
     }
+
+    /// Only does something in the process that the next test starts.
+    #[cfg(unix)]
+    #[test]
+    fn reads_what_is_no_longer_there() {
+        let Some(path) = std::env::var_os("BATON_TEST_CUT_FILE") else { return };
+        let bytes = map(Path::new(&path)).expect("a file");
+        File::options().write(true).open(&path).and_then(|file| file.set_len(1)).expect("cut short");
+        let sum: u64 = bytes.as_slice().iter().map(|&byte| u64::from(byte)).sum();
+        panic!("read all the same: {sum}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_is_cut_short_under_us_ends_the_process_with_a_sentence() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("weights");
+        fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "mapped_file::tests::reads_what_is_no_longer_there", "--nocapture"])
+            .env("BATON_TEST_CUT_FILE", &path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("error: a model file was cut short"), "{said}");
+    }
 }

@@ -188,7 +188,8 @@ pub(crate) fn num_sample_entries(request: &Request, len: usize) -> usize {
     if params.beam.is_some() {
         return 0;
     }
-    let banned = if params.min_tokens > 0 { params.stop_token_ids.len() + request.eos_token_ids.len() } else { 0 };
+    let banned =
+        if params.min_tokens > 0 { params.stop_token_ids.len() + request.eos_token_ids.len() } else { 0 };
     let penalised = if params.has_penalties() { len } else { 0 };
     penalised + params.logit_bias.len() + banned
 }

@@ -347,7 +347,8 @@ fn tenants_take_turns_by_tokens() {
 
 #[test]
 fn one_tenant_cannot_fill_the_queue() {
-    let limits = SchedConfig { max_num_queued_reqs: Some(5), max_num_queued_reqs_per_key: Some(3), ..config() };
+    let limits =
+        SchedConfig { max_num_queued_reqs: Some(5), max_num_queued_reqs_per_key: Some(3), ..config() };
     let mut scheduler = scheduler(limits, 24);
     let of = |tenant: u32, id: u64| Request { tenant, ..request(id, 4, SamplingParams::greedy(2)) };
     for id in 0..3 {

@@ -19,6 +19,8 @@ use crate::state::App;
 /// connection reset and never see the answer.
 const DISCARD_BYTES: usize = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(5);
+/// What takes longer than a millisecond to look through.
+const LARGE_BYTES: usize = 256 << 10;
 /// Room made for a body before its first byte is there.
 const FIRST_BYTES: usize = 64 << 10;
 
@@ -47,9 +49,21 @@ impl JsonBody {
         let bytes = tokio::time::timeout(app.config.read_timeout, read)
             .await
             .map_err(|_| ApiError::read_timeout())??;
-        charge_for_parts(app, &mut charge, &bytes)?;
+        let body = Self { bytes };
+        let num_items = if body.is_large() {
+            let bytes = body.bytes.clone();
+            app.text_workers.run(scope::tenant(), move || budget::count_items(&bytes)).await?
+        } else {
+            budget::count_items(&body.bytes)
+        };
+        charge_for_parts(app, &mut charge, body.bytes.len(), num_items)?;
         scope::hold(charge);
-        Ok(Self { bytes })
+        Ok(body)
+    }
+
+    /// Too large to be looked through on an async thread: streams of others would wait for it.
+    pub fn is_large(&self) -> bool {
+        self.bytes.len() > LARGE_BYTES
     }
 
     /// Reads the fields that `T` knows. A field of a wrong type is named.
@@ -71,16 +85,21 @@ impl JsonBody {
 }
 
 /// Charges for what the body becomes besides its bytes, before it becomes it.
-fn charge_for_parts(app: &App, charge: &mut Charge, bytes: &[u8]) -> Result<(), ApiError> {
-    let (num_items, limit) = (budget::count_items(bytes), app.config.max_body_items);
+fn charge_for_parts(
+    app: &App,
+    charge: &mut Charge,
+    num_bytes: usize,
+    num_items: usize,
+) -> Result<(), ApiError> {
+    let limit = app.config.max_body_items;
     if num_items > limit {
         return Err(ApiError::too_many_items(num_items, limit));
     }
-    let cost = budget::cost(bytes.len(), num_items);
+    let cost = budget::cost(num_bytes, num_items);
     if cost > app.bodies.share() {
         return Err(ApiError::body_too_costly(cost, app.bodies.share()));
     }
-    if charge.grow(cost - bytes.len()) { Ok(()) } else { Err(ApiError::busy()) }
+    if charge.grow(cost - num_bytes) { Ok(()) } else { Err(ApiError::busy()) }
 }
 
 /// Reads the body and charges for each part when it is there: what a client declares costs nothing.

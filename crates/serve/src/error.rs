@@ -228,7 +228,9 @@ impl From<EngineError> for ApiError {
         match error {
             EngineError::Param(error) | EngineError::Sched(SchedError::Params(error)) => error.into(),
             EngineError::Busy { .. }
-            | EngineError::Sched(SchedError::QueueFull { .. } | SchedError::KeyQueueFull { .. }) => Self::busy(),
+            | EngineError::Sched(SchedError::QueueFull { .. } | SchedError::KeyQueueFull { .. }) => {
+                Self::busy()
+            }
             EngineError::Sched(error @ SchedError::PromptTooLong { .. }) => {
                 Self::too_long("prompt", error.to_string())
             }

@@ -58,9 +58,8 @@ fn is_served(config: &ServerConfig, host: &str) -> bool {
 fn may_call(config: &ServerConfig, origin: &str, host: Option<&str>) -> bool {
     let own = origin.split_once("://").is_some_and(|(scheme, authority)| {
         let default_port = if scheme == "https" { ":443" } else { ":80" };
-        let plain = |authority: &str| {
-            authority.strip_suffix(default_port).unwrap_or(authority).to_ascii_lowercase()
-        };
+        let plain =
+            |authority: &str| authority.strip_suffix(default_port).unwrap_or(authority).to_ascii_lowercase();
         host.is_some_and(|host| plain(host) == plain(authority))
     });
     own || config.allowed_origins.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin))

@@ -145,7 +145,8 @@ impl Shared {
 impl Queues {
     /// The next job of the first tenant that may have one more thread.
     fn take(&mut self, max_per_tenant: usize) -> Option<(TenantId, Job)> {
-        let may_run = |tenant: &TenantId| self.running.get(tenant).is_none_or(|&count| count < max_per_tenant);
+        let may_run =
+            |tenant: &TenantId| self.running.get(tenant).is_none_or(|&count| count < max_per_tenant);
         let position = self.turns.iter().position(may_run)?;
         let tenant = self.turns.remove(position)?;
         let own = self.jobs.get_mut(&tenant)?;

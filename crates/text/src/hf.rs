@@ -10,8 +10,8 @@ use baton_core::TokenId;
 use serde_json::Value;
 
 use crate::TextError;
-use crate::contain::contain;
 use crate::bytes::{ByteAlphabet, byte_of_hex_token};
+use crate::contain::contain;
 use crate::vocab::{MAX_VOCAB_SIZE, PieceStyle, Pieces};
 
 const FILE: &str = "tokenizer.json";

@@ -53,6 +53,9 @@ pub use error::TextError;
 pub use incremental::IncrementalDecoder;
 pub use stop::StopStrings;
 pub use stream::{Delta, OutputOptions, OutputStream, StopMatch};
-pub use template::{ArgumentsForm, ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions, TemplateAbilities, TEMPLATE_STACK_BYTES, declare_large_stack};
+pub use template::{
+    ArgumentsForm, ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions, TEMPLATE_STACK_BYTES,
+    TemplateAbilities, declare_large_stack,
+};
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use vocab::{GgufVocab, TokenKind};

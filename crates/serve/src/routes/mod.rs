@@ -24,6 +24,7 @@ use serde::de::DeserializeOwned;
 
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::prepare;
 use crate::state::{App, InFlight};
 use crate::types::common::SamplingFields;
 use crate::types::structured::StructuredFields;
@@ -140,14 +141,20 @@ pub(crate) struct Received<T> {
 }
 
 /// Lets a generating request in and reads it.
-pub(crate) async fn receive<T: DeserializeOwned>(
+pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
     app: &Arc<App>,
     request: Request,
 ) -> Result<Received<T>, ApiError> {
     let in_flight = app.admit()?;
     let body = JsonBody::read(app, request).await?;
-    let (own, fields): (T, SamplingFields) = (body.parse()?, body.parse()?);
-    let structured = body.parse()?;
+    let is_large = body.is_large();
+    let parse = move || -> Result<(T, SamplingFields, StructuredFields), ApiError> {
+        Ok((body.parse()?, body.parse()?, body.parse()?))
+    };
+    let (own, fields, structured) = match is_large {
+        true => prepare::blocking(app, move |_| parse()).await?,
+        false => parse()?,
+    };
     check_model(app, fields.model.as_deref())?;
     Ok(Received { in_flight, own, fields, structured })
 }

@@ -16,8 +16,8 @@ use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 
 use crate::TextError;
-use crate::contain::contain;
 use crate::answer::{ReasoningFormat, ToolFormat};
+use crate::contain::contain;
 
 mod abilities;
 mod budget;
