@@ -41,6 +41,7 @@ mod sse;
 mod state;
 mod store;
 mod structured;
+mod system;
 mod tls;
 mod tools;
 mod trace;
@@ -55,6 +56,7 @@ pub use model::{ModelText, ServedModel};
 pub use otlp::{Endpoint as OtlpEndpoint, EndpointError};
 pub use public::{PublicContent, PublicPrefix, PublicPrefixError};
 pub use server::{Reserved, ServeError, Server};
+pub use system::{SystemPrompt, SystemPromptError};
 pub use tls::{TlsError, TlsFiles};
 pub use workers::THREAD_NAME as TEXT_THREAD_NAME;
 

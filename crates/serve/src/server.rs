@@ -18,6 +18,7 @@ use crate::connections::{Connections, LAST_BYTES};
 use crate::otlp::{self, Exporter};
 use crate::public::{PublicPrefixError, PublicPrefixes};
 use crate::state::App;
+use crate::system::{SystemPromptError, SystemPrompts};
 use crate::tls::{self, TlsError};
 use crate::{ServedModel, ServerConfig, routes, watchdog};
 
@@ -34,6 +35,8 @@ pub enum ServeError {
     PublicPrefix(#[from] PublicPrefixError),
     #[error("the server's threads could not be started: {cause}")]
     Threads { cause: io::Error },
+    #[error(transparent)]
+    SystemPrompt(#[from] SystemPromptError),
     #[error("the engine did not stop within the shutdown timeout")]
     EngineStuck,
 }
@@ -86,10 +89,14 @@ impl Server {
         config: ServerConfig,
     ) -> Result<Self, ServeError> {
         let Reserved { socket, tls, address } = reserved;
-        let public = PublicPrefixes::new(&model, &config.public_prefixes)?;
+        let mut public = PublicPrefixes::new(&model, &config.public_prefixes)?;
+        let (system_prompts, tokens) =
+            SystemPrompts::new(&model, &config.system_prompts, config.inject_system_prompt)?;
+        public.extend(tokens);
         let traces = config.otlp_traces_endpoint.clone();
         let (spans, exporter) = traces.map(|endpoint| otlp::channel(endpoint, model.name())).unzip();
-        let app = App::new(model, config, public, spans).map_err(|cause| ServeError::Threads { cause })?;
+        let app = App::new(model, config, public, system_prompts, spans)
+            .map_err(|cause| ServeError::Threads { cause })?;
         let listener = socket.listen(BACKLOG).map_err(|cause| ServeError::Bind { address, cause })?;
         Ok(Self { app, listener, tls, exporter, address })
     }

@@ -14,6 +14,7 @@ use crate::otlp::Spans;
 use crate::public::PublicPrefixes;
 use crate::speech::Speech;
 use crate::store::ResponseStore;
+use crate::system::SystemPrompts;
 use crate::workers::{Pool, Workers};
 use crate::{ServedModel, ServerConfig};
 
@@ -30,6 +31,7 @@ pub struct App {
     pub speech: Speech,
     pub keys: Keys,
     pub public: PublicPrefixes,
+    pub system_prompts: SystemPrompts,
     /// Where the spans of ended requests go, if anybody wants them.
     pub spans: Option<Spans>,
     /// Answers that later requests may refer to.
@@ -54,6 +56,7 @@ impl App {
         model: ServedModel,
         config: ServerConfig,
         public: PublicPrefixes,
+        system_prompts: SystemPrompts,
         spans: Option<Spans>,
     ) -> io::Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -62,6 +65,7 @@ impl App {
             speech: Speech::new(model.text.chat_template.as_ref(), &config),
             keys: Keys::new(&config.api_keys),
             public,
+            system_prompts,
             spans,
             responses: ResponseStore::new(&config),
             started: Instant::now(),

@@ -57,7 +57,7 @@ pub fn for_template(
     Ok(turns.into_iter().map(Value::Object).collect())
 }
 
-fn turn(role: &str, content: String) -> Map<String, Value> {
+pub(crate) fn turn(role: &str, content: String) -> Map<String, Value> {
     Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())])
 }
 

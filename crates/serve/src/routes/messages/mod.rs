@@ -90,7 +90,7 @@ fn conversation(mut asked: MessageFields) -> Result<Conversation, ApiError> {
         Map::from_iter([("enable_thinking".to_owned(), Value::Bool(thinking.kind != "disabled"))])
     });
     let options = ChatOptions { chat_template_kwargs: kwargs, ..ChatOptions::default() };
-    Ok(Conversation { messages, tools, options })
+    Ok(Conversation { model: asked.model, messages, tools, options })
 }
 
 #[derive(Debug)]

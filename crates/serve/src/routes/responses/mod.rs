@@ -172,7 +172,7 @@ fn ask(asked: ResponseFields, fields: SamplingFields, turns: &Turns) -> Result<A
         ..ChatOptions::default()
     };
     let tools = ToolUse::new(tools, choice, asked.parallel_tool_calls)?;
-    let conversation = Conversation { messages, tools, options };
+    let conversation = Conversation { model: fields.model.clone(), messages, tools, options };
     Ok(Ask { conversation, fields, api, structured, clamps_length: true })
 }
 
