@@ -3,7 +3,6 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_core::{Constraint, StructuredOutput, mask_allows};
 use baton_grammar::GrammarError;
