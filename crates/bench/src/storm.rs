@@ -204,7 +204,7 @@ async fn stream_until(client: &Client, end: Instant) -> Seen {
         "temperature": 0, "stream": true});
     let body = Bytes::from(body.to_string());
     while Instant::now() < end {
-        if let Err(cause) = stream_once(client, body.clone(), &mut seen.gaps_ms).await {
+        if let Err(cause) = stream_once(client, body.clone(), end, &mut seen.gaps_ms).await {
             seen.failures.push(cause);
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -212,7 +212,12 @@ async fn stream_until(client: &Client, end: Instant) -> Seen {
     seen
 }
 
-async fn stream_once(client: &Client, body: Bytes, gaps_ms: &mut Vec<f64>) -> Result<(), String> {
+async fn stream_once(
+    client: &Client,
+    body: Bytes,
+    end: Instant,
+    gaps_ms: &mut Vec<f64>,
+) -> Result<(), String> {
     let mut answer = client.send(Method::POST, "/v1/completions", body).await?;
     if !answer.status().is_success() {
         return Err(format!("the well-behaved client was answered with {}", answer.status().as_u16()));
@@ -226,6 +231,10 @@ async fn stream_once(client: &Client, body: Bytes, gaps_ms: &mut Vec<f64>) -> Re
         let now = Instant::now();
         gaps_ms.extend(last.map(|last| (now - last).as_secs_f64() * 1e3));
         last = Some(now);
+        if now > end {
+            // What is left of the answer does not count; dropping it closes the connection.
+            return Ok(());
+        }
     }
     answer.finish();
     Ok(())
