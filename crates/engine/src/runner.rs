@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    AttentionCut, BlockCopy, SampleRow, Sampled, SequenceQueries, SharedPrefixes, StepInput, StepOutput,
+    AttentionCut, BlockCopy, KvLayerSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled, SequenceQueries,
+    SharedPrefixes, StepInput, StepOutput,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
+use baton_model::ModelConfig;
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
@@ -17,13 +19,43 @@ use baton_sched::{
 use crate::engine::pools;
 use crate::history::Histories;
 use crate::masks::Masks;
-use crate::relay::RelayStats;
+use crate::relay::{RelayStats, StepRelay, add_groups};
+
+/// Layers of a model that attend alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionKind {
+    /// `None` is full attention.
+    window: Option<u32>,
+    /// Of all these layers together.
+    bytes_per_token: u64,
+}
+
+impl AttentionKind {
+    /// In the order of `StepInput::attention`.
+    pub(crate) fn all(model: &ModelConfig, kv: &KvSpec) -> Vec<Self> {
+        let of_window = |window: Option<u32>| {
+            let layers = model.layers.iter().zip(&kv.layers).filter(|(layer, _)| layer.window == window);
+            let bytes = |layer: &KvLayerSpec| 2 * layer.num_kv_heads * kv.dtype.head_bytes(layer.head_dim);
+            let bytes_per_token = layers.map(|(_, layer)| bytes(layer) as u64).sum();
+            Self { window, bytes_per_token }
+        };
+        model.attention_kinds().into_iter().map(of_window).collect()
+    }
+
+    /// Keys that the decodes of a step see.
+    fn decode_keys(&self, queries: &[SequenceQueries]) -> u64 {
+        let seen = |seq: &SequenceQueries| {
+            let first = self.window.map_or(0, |window| (seq.first_position + 1).saturating_sub(window));
+            u64::from(seq.first_position + seq.num_queries - first)
+        };
+        queries.iter().filter(|seq| seq.num_queries <= MAX_SPLIT_QUERIES).map(seen).sum()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Runner {
     block_size: usize,
-    /// Sliding window of each attention kind of the model; `None` is full attention.
-    windows: Vec<Option<u32>>,
+    kinds: Vec<AttentionKind>,
     cut: AttentionCut,
     eos_token_ids: Vec<TokenId>,
     seed: u64,
@@ -31,6 +63,8 @@ pub(crate) struct Runner {
     queries: Vec<SequenceQueries>,
     shared: SharedPrefixes,
     relayed: RelayStats,
+    /// What is shared in the newest step.
+    step_relay: StepRelay,
     /// Which sample of the newest submitted step belongs to which sequence.
     last_samples: HashMap<SeqId, u32>,
     /// Those of the step before, for when the newest could not be submitted.
@@ -41,16 +75,16 @@ pub(crate) struct Runner {
 impl Runner {
     pub(crate) fn new(
         block_size: usize,
-        windows: Vec<Option<u32>>,
+        kinds: Vec<AttentionKind>,
         cut: AttentionCut,
         eos_token_ids: Vec<TokenId>,
         seed: u64,
     ) -> Self {
         let mut input = StepInput::default();
-        input.attention.resize_with(windows.len(), Default::default);
+        input.attention.resize_with(kinds.len(), Default::default);
         Self {
             block_size,
-            windows,
+            kinds,
             cut,
             eos_token_ids,
             seed,
@@ -58,6 +92,7 @@ impl Runner {
             queries: Vec::new(),
             shared: SharedPrefixes::default(),
             relayed: RelayStats::default(),
+            step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
             earlier_samples: HashMap::new(),
             histories: Histories::default(),
@@ -68,6 +103,10 @@ impl Runner {
     pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
         self.cut.set_relays(enabled);
         self.cut.shares()
+    }
+
+    pub(crate) fn step_relay(&self) -> &StepRelay {
+        &self.step_relay
     }
 
     pub(crate) fn relay_stats(&self) -> RelayStats {
@@ -90,12 +129,23 @@ impl Runner {
         self.earlier_samples = std::mem::replace(&mut self.last_samples, samples);
         self.histories.retain(|id| scheduler.contains(id));
         self.input.reads_hidden = pools(plan);
-        for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
+        self.step_relay.groups.clear();
+        self.step_relay.num_tokens_saved = 0;
+        for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            self.cut.plan(queries, &self.input.pages, window, shared, attention);
-            let (once, alone) = shared.keys(queries);
-            self.relayed.num_tokens_read += once;
-            self.relayed.num_tokens_saved += alone - once;
+            self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
+            // A large group reads its keys once for each item's worth of queries.
+            let once = attention.shared_items().iter().map(|item| u64::from(item.kv_len)).sum::<u64>();
+            let saved = shared.keys(queries).1 - once;
+            if saved > 0 {
+                add_groups(attention, queries, &mut self.step_relay.groups);
+            }
+            self.step_relay.num_tokens_saved += saved;
+            let relayed = &mut self.relayed;
+            relayed.num_tokens_read += once;
+            relayed.num_tokens_saved += saved;
+            relayed.num_bytes_saved += saved * kind.bytes_per_token;
+            relayed.num_bytes_read += kind.decode_keys(queries).saturating_sub(saved) * kind.bytes_per_token;
         }
         &self.input
     }
