@@ -109,7 +109,7 @@ impl Attack {
             }
             Self::TinyMessages => {
                 // As text: half a million values would take this process longer than that one.
-                let messages = [r#"{"role":"user","content":"a"}"#; 400_000].join(",");
+                let messages = vec![r#"{"role":"user","content":"a"}"#; 400_000].join(",");
                 return format!(r#"{{"max_tokens":1,"messages":[{messages}]}}"#);
             }
             Self::DeclaredBody => Value::Null,
