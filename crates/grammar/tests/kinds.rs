@@ -195,3 +195,27 @@ fn threads_share_a_compiler_and_its_cache() {
     let again = model.json(&json!({"const": 1}));
     assert!(Arc::ptr_eq(&again, &model.json(&json!({"const": 1}))), "the second time it is found");
 }
+
+#[test]
+fn multiples_are_those_of_arithmetic() {
+    let model = Model::byte_level();
+    for (step, good, bad) in [
+        (json!(3), vec!["-6", "0", "27"], vec!["1", "-5"]),
+        (json!(1000), vec!["1000", "250000"], vec!["100", "1500"]),
+        (json!(0.01), vec!["0.25", "3.1"], vec!["0.255"]),
+    ] {
+        let grammar = model.json(&json!({"type": "number", "multipleOf": step}));
+        for text in good {
+            assert!(model.accepts(&grammar, text), "{text} is a multiple of {step}");
+        }
+        for text in bad {
+            assert!(!model.accepts(&grammar, text), "{text} is no multiple of {step}");
+        }
+    }
+    for step in
+        [json!(2_147_483_648_u64), json!(4_294_967_291_u64), json!(0.123_456_789_1), json!(-1), json!(0)]
+    {
+        let wish = StructuredOutput::Json(json!({"type": "number", "multipleOf": step}).to_string());
+        assert!(model.compile(&wish).is_err(), "{step}");
+    }
+}
