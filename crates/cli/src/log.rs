@@ -185,7 +185,7 @@ mod tests {
         }
         let lost = log.num_lost().load(Ordering::Relaxed);
         assert!((95..=96).contains(&lost), "{lost} lost");
-        (0..100).for_each(|_| drop(leave.send(true)));
+        (0..100).for_each(|_| leave.send(true).expect("the writer lives as long as the log"));
         log.flush();
         let text = written.lock().expect("no panic").clone();
         assert!(text.starts_with("0\n") && text.contains(&format!("{lost} lost\n")), "{text}");
