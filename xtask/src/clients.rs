@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{cargo, root, run, target};
+use crate::{root, run};
 
 const PYTHON_PACKAGES: [&str; 3] = ["openai==3.49.0", "anthropic==2.8.0", "schemathesis==4.32.5"];
 const NODE_PACKAGE: &str = "openai@7.53.0";
@@ -18,13 +18,12 @@ const NODE_SCRIPT: &str = "openai_sdk.mjs";
 const KEY: &str = "key-of-the-client-tests";
 
 /// Fetches the libraries, starts a server with this model and runs every script.
-pub fn test(model: &Path) -> Result<()> {
+pub fn test(binary: &Path, model: &Path) -> Result<()> {
     let folder = root().join(".cache/clients");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let python = python(&folder)?;
     node_modules(&folder)?;
-    cargo(&["build", "--locked", "--package", "baton-cli"], &[])?;
-    let server = Server::start(model)?;
+    let server = Server::start(binary, model)?;
     for script in PYTHON_SCRIPTS {
         println!("$ {script}");
         server.run(Command::new(&python).arg(scripts().join(script)))?;
@@ -76,8 +75,8 @@ struct Server {
 }
 
 impl Server {
-    fn start(model: &Path) -> Result<Self> {
-        let mut child = Command::new(target().join("debug/baton"))
+    fn start(binary: &Path, model: &Path) -> Result<Self> {
+        let mut child = Command::new(binary)
             .arg("serve")
             .arg(model)
             .args(["--port", "0", "--api-key", KEY, "--max-model-len", "4096", "--log-level", "warn"])

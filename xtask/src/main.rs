@@ -33,12 +33,12 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments.as_slice() {
         ["test"] => test(),
-        ["browser"] => setup::fetch().and_then(|data| browser::test(&data.model)),
+        ["browser"] => with_data(browser::test),
         ["dist"] => dist::build("release"),
         ["dist", profile] => dist::build(profile),
-        ["setup"] => setup::fetch().map(drop),
+        ["setup"] => with_data(|_, _| Ok(())),
         ["tidy"] => tidy::run(&root()),
-        ["clients"] => setup::fetch().and_then(|data| clients::test(&data.model)),
+        ["clients"] => with_data(clients::test),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
         [] | ["help" | "-h" | "--help"] => {
@@ -71,7 +71,8 @@ fn test() -> Result<()> {
     tidy::run(&root())?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
-    let data = setup::fetch()?;
+    let binary = build_tests()?;
+    let data = setup::fetch(&binary)?;
     let environment = [
         ("BATON_TEST_MODEL", &data.model),
         ("BATON_TOKENIZER_DATA", &data.tokenizers),
@@ -82,10 +83,29 @@ fn test() -> Result<()> {
     let environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
     cargo(&["test", "--workspace", "--locked"], &environment)?;
-    browser::test(&data.model)?;
-    clients::test(&data.model)?;
+    browser::test(&binary, &data.model)?;
+    clients::test(&binary, &data.model)?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
     Ok(())
+}
+
+/// Builds all tests, and with them the binary that some of them run. Everything else that needs the binary takes this one:
+/// built on its own, its dependencies would have other features, and all of them would be compiled a second time.
+fn build_tests() -> Result<PathBuf> {
+    cargo(&["test", "--workspace", "--locked", "--no-run"], &[])?;
+    Ok(binary())
+}
+
+/// The binary of a debug build.
+fn binary() -> PathBuf {
+    target().join("debug").join(format!("baton{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// Runs a single chore with the binary and the model.
+fn with_data(chore: fn(&Path, &Path) -> Result<()>) -> Result<()> {
+    cargo(&["build", "--locked", "--package", "baton-cli"], &[])?;
+    let data = setup::fetch(&binary())?;
+    chore(&binary(), &data.model)
 }
 
 fn fuzz(seconds: &str) -> Result<()> {

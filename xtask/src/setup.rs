@@ -25,19 +25,16 @@ pub struct TestData {
     pub nvrtc: PathBuf,
 }
 
-pub fn fetch() -> Result<TestData> {
+pub fn fetch(binary: &Path) -> Result<TestData> {
     let cache = root().join(".cache");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    Ok(TestData { model: model(&cache)?, tokenizers: tokenizers(&cache)?, nvrtc: nvrtc(&cache)? })
+    Ok(TestData { model: model(binary, &cache)?, tokenizers: tokenizers(&cache)?, nvrtc: nvrtc(&cache)? })
 }
 
 /// Pulls the default model with the product's own command, which checks it if it is here already.
-fn model(cache: &Path) -> Result<PathBuf> {
+fn model(binary: &Path, cache: &Path) -> Result<PathBuf> {
     let home = cache.join("home");
-    run(Command::new("cargo")
-        .args(["run", "--quiet", "--locked", "--package", "baton-cli", "--", "pull"])
-        .env("BATON_HOME", &home)
-        .current_dir(root()))?;
+    run(Command::new(binary).arg("pull").env("BATON_HOME", &home))?;
     find(&home.join("models"), "gguf")
 }
 

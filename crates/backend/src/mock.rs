@@ -92,6 +92,7 @@ impl Backend for MockBackend {
             attention_rows: 0,
             sharing: Sharing::default(),
             partial_bytes: 0,
+            max_sample_entries: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,
         }

@@ -81,6 +81,8 @@ pub struct DeviceInfo {
     pub sharing: Sharing,
     /// Memory for partial results of attention; 0: as much as a step needs.
     pub partial_bytes: usize,
+    /// Penalised tokens and biases that the samples of a step may bring; 0: as many as there are.
+    pub max_sample_entries: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,

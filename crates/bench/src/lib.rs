@@ -23,6 +23,7 @@ mod serve;
 mod soak;
 mod startup;
 mod stats;
+mod storm;
 mod summary;
 
 pub use arrival::{Arrivals, RampUp};
@@ -47,4 +48,5 @@ pub use serve::{Outcome, ServeOptions, ServeRun, run as run_serve};
 pub use soak::{SoakOptions, SoakResult, run as soak};
 pub use startup::{StartupOptions, StartupResult, run as startup};
 pub use stats::{Distribution, mean, percentile};
+pub use storm::{StormOptions, StormResult, run as storm};
 pub use summary::{Heading, serve as serve_summary};

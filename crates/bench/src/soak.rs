@@ -326,7 +326,7 @@ async fn read_metrics(client: &Client, pid: Option<u32>) -> Result<Reading, Benc
 }
 
 /// Resident memory of a process, where the system tells (Linux).
-fn resident_mib(pid: u32) -> Option<f64> {
+pub(crate) fn resident_mib(pid: u32) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;

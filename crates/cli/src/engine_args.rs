@@ -52,7 +52,10 @@ pub struct EngineArgs {
     /// Requests that may wait for their first step; more are turned away
     #[arg(long, value_name = "N")]
     pub max_num_queued_reqs: Option<usize>,
-    /// Under `priority` the request with the lowest --priority runs first
+    /// The same for the requests of one API key [default: half of all where there are several keys]
+    #[arg(long, value_name = "N")]
+    pub max_num_queued_reqs_per_key: Option<usize>,
+    /// By arrival (fcfs), or the lowest `priority` first. Within that, API keys take turns, by tokens
     #[arg(long, value_name = "POLICY", default_value = "fcfs")]
     pub scheduling_policy: PolicyArg,
     /// What happens to a running request when blocks run out
@@ -210,6 +213,7 @@ impl EngineArgs {
             deterministic: self.deterministic,
             seed: self.seed.unwrap_or(defaults.seed),
             max_num_queued_reqs: self.max_num_queued_reqs.unwrap_or(defaults.max_num_queued_reqs),
+            max_num_queued_reqs_per_key: self.max_num_queued_reqs_per_key,
         }
     }
 

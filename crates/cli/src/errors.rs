@@ -7,6 +7,8 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use crate::log;
+
 /// An error together with what the user can do about it.
 #[derive(Debug)]
 struct Hinted {
@@ -44,10 +46,11 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         // The reader of our output has gone (`baton … | head`): that is its right, not our failure.
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {}", one_line(&format!("{error:#}")));
+    log::say(&format!("error: {}", one_line(&format!("{error:#}"))));
     if let Some(hinted) = error.chain().find_map(|cause| cause.downcast_ref::<Hinted>()) {
-        eprintln!("hint: {}", one_line(&hinted.hint));
+        log::say(&format!("hint: {}", one_line(&hinted.hint)));
     }
+    log::flush();
     ExitCode::FAILURE
 }
 
@@ -74,7 +77,7 @@ pub const CONTAINED_HTTP_THREAD: &str = "baton-http";
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
-        if thread.name() == Some(CONTAINED_THREAD) {
+        if thread.name() == Some(CONTAINED_THREAD) || baton_text::panic_is_contained() {
             return;
         }
         let cause = panic
@@ -84,11 +87,14 @@ pub fn install_panic_hook() {
             .or_else(|| panic.payload().downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "unknown cause".to_owned());
         let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
-        eprintln!(
+        // A panic in here would end the process whatever the thread: a failed write must not be one.
+        log::say(&format!(
             "error: internal: {}{place}; this is a defect of baton, please report it",
             one_line(&cause)
-        );
-        if thread.name() != Some(CONTAINED_HTTP_THREAD) {
+        ));
+        let contained = [CONTAINED_HTTP_THREAD, baton_serve::TEXT_THREAD_NAME];
+        if !thread.name().is_some_and(|name| contained.contains(&name)) {
+            log::flush();
             std::process::exit(101);
         }
     }));

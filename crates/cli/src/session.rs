@@ -287,7 +287,7 @@ impl TextModel {
     pub fn compile(&self, wish: &StructuredOutput, vocab_size: usize) -> Result<Arc<dyn Constraint>> {
         let tokenizer = Arc::clone(self.tokenizer()?);
         let compiler = GrammarCompiler::new(tokenizer, vocab_size, Arc::clone(&self.eos_token_ids));
-        Ok(compiler.compile(wish)?)
+        Ok(compiler.compile_apart(wish)?)
     }
 
     /// The configuration often names one end token where the vocabulary has several; a turn may end with any.

@@ -42,6 +42,10 @@ fn the_list_shows_the_default_model() {
 fn a_file_is_checked_and_copied_and_then_found_by_name() {
     let baton = Baton::new();
     let model = model_arg();
+    // One that was killed before has left this behind.
+    let models = baton.home.path().join("models");
+    std::fs::create_dir_all(&models).unwrap();
+    std::fs::write(models.join(".partial-abandoned"), b"half a model").unwrap();
     let said = baton.ok(&["pull", "--from", &model]);
     assert!(said.contains(MODEL_FILE), "{said}");
     assert_eq!(std::fs::metadata(cached(&baton)).unwrap().len(), MODEL_BYTES);

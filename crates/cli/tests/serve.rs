@@ -67,7 +67,7 @@ impl Served {
         let key = self.key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n{key}\
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{key}\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         )
@@ -248,7 +248,7 @@ fn every_dialect_gives_the_same_answer() {
 
 #[test]
 fn a_gone_client_frees_its_blocks() {
-    let served = Served::start(&[]);
+    let served = Served::start(&["--half-close-timeout", "1"]);
     let long = question(json!({"stream": true, "max_tokens": 1500, "ignore_eos": true}));
     let clients: Vec<TcpStream> = (0..4)
         .map(|_| {

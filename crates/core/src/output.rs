@@ -65,6 +65,9 @@ pub struct RequestOutput {
     pub pooled: Vec<f32>,
     /// No further output of this request follows.
     pub finished: bool,
+    /// Why the output cannot have the shape that was asked for: the request's own fault, and its end.
+    #[serde(default)]
+    pub shape_failure: Option<String>,
 }
 
 impl SequenceOutput {
@@ -93,5 +96,6 @@ impl RequestOutput {
             self.pooled = later.pooled;
         }
         self.finished |= later.finished;
+        self.shape_failure = later.shape_failure.or(self.shape_failure.take());
     }
 }

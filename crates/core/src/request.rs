@@ -16,6 +16,9 @@ pub struct Request {
     pub eos_token_ids: Arc<[TokenId]>,
     /// Under the `priority` policy the lowest value runs first.
     pub priority: i32,
+    /// Whose request it is. Within a priority, tenants take turns.
+    #[serde(default)]
+    pub tenant: u32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// The first so many tokens of the prompt are no secret: requests of every salt share their cached blocks.
@@ -34,6 +37,7 @@ impl Request {
             params: Arc::new(params),
             eos_token_ids: Arc::from([]),
             priority: 0,
+            tenant: 0,
             cache_salt: None,
             num_public_tokens: 0,
             constraint: None,

@@ -158,6 +158,7 @@ impl Backend for CpuBackend {
                 ..Sharing::default()
             },
             partial_bytes: 0,
+            max_sample_entries: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,
             swap_bytes_per_second: 5e9,

@@ -22,6 +22,7 @@
 
 mod backend;
 mod buffers;
+mod cgroup;
 mod check;
 mod isa;
 mod kernels;

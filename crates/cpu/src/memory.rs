@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use baton_backend::BackendError;
 
+use crate::cgroup::{self, Group};
+
 /// Requests below this are not worth a look at the system's counters.
 const CHECKED_BYTES: usize = 1 << 20;
 /// From here on memory is mapped, in whole huge pages where the system has them.
@@ -174,30 +176,19 @@ pub struct SystemMemory {
 }
 
 impl SystemMemory {
-    /// From `/proc/meminfo`, tightened by the limit of the control group where there is one. A system that says
+    /// From `/proc/meminfo`, tightened by the limits of the control groups that the process is in. A system that says
     /// nothing is taken at its allocator's word.
     pub fn read() -> Self {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let mut memory = Self::parse(&text).unwrap_or(Self { total_bytes: u64::MAX, free_bytes: u64::MAX });
-        let group =
-            |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).unwrap_or_default();
-        if let Ok(limit) = group("memory.max").trim().parse() {
-            memory.limit(limit, group("memory.current").trim(), &group("memory.stat"));
-        }
-        memory
+        let memory = Self::parse(&text).unwrap_or(Self { total_bytes: u64::MAX, free_bytes: u64::MAX });
+        cgroup::groups().into_iter().fold(memory, Self::within)
     }
 
-    /// Tightens by a control group's limit. Its file cache (such as mapped weights) is given back when needed, so it
-    /// does not count as used.
-    fn limit(&mut self, limit: u64, current: &str, statistics: &str) {
-        let used: u64 = current.parse().unwrap_or(0);
-        let cached: u64 = ["inactive_file ", "active_file "]
-            .iter()
-            .filter_map(|name| statistics.lines().find_map(|line| line.strip_prefix(name)))
-            .filter_map(|number| number.trim().parse::<u64>().ok())
-            .fold(0, u64::saturating_add);
-        self.total_bytes = self.total_bytes.min(limit);
-        self.free_bytes = self.free_bytes.min(limit.saturating_sub(used.saturating_sub(cached)));
+    fn within(self, group: Group) -> Self {
+        Self {
+            total_bytes: self.total_bytes.min(group.limit_bytes),
+            free_bytes: self.free_bytes.min(group.free_bytes()),
+        }
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -253,10 +244,10 @@ mod tests {
 
     #[test]
     fn a_control_group_tightens_it() {
-        let mut memory = SystemMemory { total_bytes: 1000, free_bytes: 900 };
-        memory.limit(500, "300", "anon 50\ninactive_file 150\nactive_file 100\n");
-        assert_eq!(memory, SystemMemory { total_bytes: 500, free_bytes: 450 });
-        memory.limit(2000, "", "");
-        assert_eq!(memory, SystemMemory { total_bytes: 500, free_bytes: 450 });
+        let memory = SystemMemory { total_bytes: 1000, free_bytes: 900 };
+        let group = |limit_bytes| Group { limit_bytes, used_bytes: 300, cached_bytes: 250 };
+        let tight = memory.within(group(500));
+        assert_eq!(tight, SystemMemory { total_bytes: 500, free_bytes: 450 });
+        assert_eq!(tight.within(group(2000)), tight);
     }
 }

@@ -12,8 +12,10 @@ const FIXED_WORDS: usize = 16;
 const HEADER_WORDS: usize = FIXED_WORDS + MAX_PLANS * PLAN_WORDS;
 const SAMPLE_WORDS: usize = 20;
 const NONE: u32 = u32::MAX;
-/// Room for penalties and biases, which have no limit of their own.
+/// Room for penalised tokens and biases (two words each) and for copies of blocks.
 const SPARE_WORDS: usize = 2 << 20;
+/// What the scheduler may put into a step of the former; the rest is for the copies.
+pub(crate) const MAX_SAMPLE_ENTRIES: usize = SPARE_WORDS / 2 - (64 << 10);
 
 /// Words that any step of these limits fits in.
 pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize {

@@ -158,6 +158,7 @@ impl Properties {
                 ..SHARING_COSTS
             },
             partial_bytes: 0,
+            max_sample_entries: crate::pack::MAX_SAMPLE_ENTRIES,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,
             swap_bytes_per_second: 4e10,

@@ -35,6 +35,8 @@ pub struct EngineConfig {
     /// Seeds requests that bring none.
     pub seed: u64,
     pub max_num_queued_reqs: usize,
+    /// Of one key; `None` is no limit but that of all.
+    pub max_num_queued_reqs_per_key: Option<usize>,
 }
 
 impl Default for EngineConfig {
@@ -56,6 +58,7 @@ impl Default for EngineConfig {
             deterministic: false,
             seed: 0,
             max_num_queued_reqs: 4096,
+            max_num_queued_reqs_per_key: None,
         }
     }
 }
@@ -90,6 +93,9 @@ impl EngineConfig {
         positive("--max-num-seqs", self.max_num_seqs, 65_536)?;
         positive("--max-num-batched-tokens", self.max_num_batched_tokens, 1 << 20)?;
         positive("--max-num-queued-reqs", self.max_num_queued_reqs, 1 << 24)?;
+        if let Some(limit) = self.max_num_queued_reqs_per_key {
+            positive("--max-num-queued-reqs-per-key", limit, 1 << 24)?;
+        }
         if let Some(block_size) = self.block_size
             && !(1..=1024).contains(&block_size)
         {

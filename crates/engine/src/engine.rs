@@ -129,8 +129,13 @@ impl Engine {
                 max_num_seqs: config.max_num_seqs,
                 max_num_batched_tokens: config.max_num_batched_tokens,
                 max_num_logit_rows: limits.max_logit_rows,
+                max_num_sample_entries: match device.max_sample_entries {
+                    0 => usize::MAX,
+                    limit => limit,
+                },
                 max_model_len,
                 max_num_queued_reqs: Some(config.max_num_queued_reqs),
+                max_num_queued_reqs_per_key: config.max_num_queued_reqs_per_key,
                 policy: config.policy,
                 preemption_mode: config.preemption_mode,
                 swap_cost_per_token: memory.kv_bytes_per_token as f64 / device.swap_bytes_per_second,
@@ -165,7 +170,7 @@ impl Engine {
             scheduler,
             relay: cut.shares().then(Relay::default),
             runner,
-            masks: Masks::default(),
+            masks: Masks::start().map_err(|error| EngineError::Threads { reason: error.to_string() })?,
             memory,
             in_flight: VecDeque::new(),
             max_steps_in_flight: device.max_steps_in_flight,
@@ -274,7 +279,10 @@ impl Engine {
             self.notes.shared(plan.step, self.runner.step_relay());
             match submitted {
                 Ok(()) => self.in_flight.push_back(plan),
-                Err(error) => outputs.extend(self.fail(&plan, &error)),
+                Err(error) => {
+                    self.runner.take_back();
+                    outputs.extend(self.fail(&plan, &error));
+                }
             }
         }
         let Some(plan) = self.in_flight.pop_front() else {
@@ -331,7 +339,8 @@ impl Engine {
             let Some(reason) = computed.failure else { continue };
             self.last_failure = Some(format!("structured output: {reason}"));
             let request_id = self.scheduler.sequence(computed.seq_id).map(|sequence| sequence.request_id);
-            outputs.extend(request_id.and_then(|id| self.scheduler.fail_request(id)));
+            let ended = request_id.and_then(|id| self.scheduler.fail_request(id));
+            outputs.extend(ended.map(|output| RequestOutput { shape_failure: Some(reason), ..output }));
         }
         outputs
     }
@@ -384,6 +393,7 @@ impl Engine {
                 num_cached_tokens: 0,
                 pooled: Vec::new(),
                 finished: false,
+                shape_failure: None,
             });
         }
         while self.has_unfinished() {

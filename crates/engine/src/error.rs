@@ -27,6 +27,8 @@ pub enum EngineError {
     TokenOutOfVocabulary { token_id: u32, vocab_size: usize },
     #[error("structured_outputs was not compiled for this model: compile it and send it with the request")]
     NotCompiled,
+    #[error("the engine's threads could not be started: {reason}")]
+    Threads { reason: String },
     #[error("nothing can be pinned without prefix caching: leave --no-enable-prefix-caching out")]
     PinNeedsPrefixCaching,
     #[error(

@@ -11,10 +11,12 @@ mod config;
 mod engine;
 mod error;
 mod handle;
+mod history;
 mod masks;
 mod memory;
 mod observe;
 mod outbox;
+mod priority;
 mod relay;
 mod runner;
 
@@ -29,4 +31,5 @@ pub use observe::{
     Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, RelayReport, Span, StepReport, TurnReport,
 };
 pub use outbox::{OutputReceiver, RequestTimes};
+pub use priority::lower_priority;
 pub use relay::{RelayGroup, RelayStats, StepRelay};

@@ -8,6 +8,7 @@
 //! Not here: grammars. The request brings its `Constraint`, compiled.
 
 use std::collections::HashMap;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use baton_core::{Constraint, ConstraintMatcher, RequestId, SeqId, TokenId};
 
+use crate::priority::lower_priority;
+
 /// Masks take tens of microseconds, so that a few threads feed any device.
 const MAX_WORKERS: usize = 8;
+/// Steps of `nice`: where cores are short, computing goes before masks, which get a tenth.
+const NICE: i32 = 10;
 
-#[derive(Default)]
 pub(crate) struct Masks {
     /// What the outputs of a request must be like.
     constraints: HashMap<RequestId, Arc<dyn Constraint>>,
     /// Sequences that have output tokens; the others are at the first mask.
     seqs: HashMap<SeqId, State>,
-    /// Started for the first structured output.
-    workers: Option<Workers>,
+    workers: Workers,
     num_computing: usize,
 }
 
@@ -47,6 +50,12 @@ impl std::fmt::Debug for Masks {
 }
 
 impl Masks {
+    /// Starts the threads, so that none has to be started when the system may have none to give.
+    pub(crate) fn start() -> io::Result<Self> {
+        let workers = Workers::start()?;
+        Ok(Self { constraints: HashMap::new(), seqs: HashMap::new(), workers, num_computing: 0 })
+    }
+
     pub(crate) fn add_request(&mut self, id: RequestId, constraint: Arc<dyn Constraint>) {
         self.constraints.insert(id, constraint);
     }
@@ -74,7 +83,7 @@ impl Masks {
             Some(State::Computing) => unreachable!("a sequence draws no token while its mask is computed"),
         };
         self.num_computing += 1;
-        self.workers.get_or_insert_with(Workers::start).give(Job { seq_id, token_id, source });
+        self.workers.give(Job { seq_id, token_id, source });
         true
     }
 
@@ -82,9 +91,9 @@ impl Masks {
     pub(crate) fn collect(&mut self, wait: Duration) -> Vec<Computed> {
         let mut computed = Vec::new();
         let deadline = Instant::now() + wait;
-        while let Some(workers) = self.workers.as_ref().filter(|_| self.num_computing > 0) {
+        while self.num_computing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(done) = workers.done.recv_timeout(left) else { break };
+            let Ok(done) = self.workers.done.recv_timeout(left) else { break };
             self.num_computing -= 1;
             // The sequence may have been aborted meanwhile.
             let Some(state) = self.seqs.get_mut(&done.seq_id) else { continue };
@@ -135,7 +144,7 @@ struct Workers {
 }
 
 impl Workers {
-    fn start() -> Self {
+    fn start() -> io::Result<Self> {
         let (jobs, queue) = channel::<Job>();
         let (results, done) = channel();
         let queue = Arc::new(Mutex::new(queue));
@@ -143,6 +152,7 @@ impl Workers {
         for _ in 0..(cores / 2).clamp(1, MAX_WORKERS) {
             let (queue, results) = (Arc::clone(&queue), results.clone());
             let work = move || {
+                lower_priority(NICE);
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(job) = job else { return };
@@ -151,10 +161,9 @@ impl Workers {
                     }
                 }
             };
-            let thread = std::thread::Builder::new().name("baton-mask".to_owned());
-            thread.spawn(work).expect("the system can start a few more threads");
+            std::thread::Builder::new().name("baton-mask".to_owned()).spawn(work)?;
         }
-        Self { jobs, done }
+        Ok(Self { jobs, done })
     }
 
     fn give(&self, job: Job) {

@@ -257,6 +257,7 @@ mod tests {
             num_cached_tokens: 0,
             pooled: Vec::new(),
             finished,
+            shape_failure: None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use baton_backend::{
     AttentionCut, BlockCopy, KvLayerSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled, SequenceQueries,
-    SharedPrefixes, StepInput, StepOutput, TokenCount,
+    SharedPrefixes, StepInput, StepOutput,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
 use baton_model::ModelConfig;
@@ -17,6 +17,7 @@ use baton_sched::{
 };
 
 use crate::engine::pools;
+use crate::history::Histories;
 use crate::masks::Masks;
 use crate::relay::{RelayStats, StepRelay, add_groups};
 
@@ -66,7 +67,9 @@ pub(crate) struct Runner {
     step_relay: StepRelay,
     /// Which sample of the newest submitted step belongs to which sequence.
     last_samples: HashMap<SeqId, u32>,
-    tokens_seen: Vec<(TokenId, bool)>,
+    /// Those of the step before, for when the newest could not be submitted.
+    earlier_samples: HashMap<SeqId, u32>,
+    histories: Histories,
 }
 
 impl Runner {
@@ -91,7 +94,8 @@ impl Runner {
             relayed: RelayStats::default(),
             step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
-            tokens_seen: Vec::new(),
+            earlier_samples: HashMap::new(),
+            histories: Histories::default(),
         }
     }
 
@@ -122,7 +126,8 @@ impl Runner {
             let mask = seq.samples.first().and_then(|sample| masks.of(seq.request_id, sample.seq_id));
             self.add_samples(seq, scheduler, mask, &mut samples);
         }
-        self.last_samples = samples;
+        self.earlier_samples = std::mem::replace(&mut self.last_samples, samples);
+        self.histories.retain(|id| scheduler.contains(id));
         self.input.reads_hidden = pools(plan);
         self.step_relay.groups.clear();
         self.step_relay.num_tokens_saved = 0;
@@ -143,6 +148,11 @@ impl Runner {
             relayed.num_bytes_read += kind.decode_keys(queries).saturating_sub(saved) * kind.bytes_per_token;
         }
         &self.input
+    }
+
+    /// The step that was built last could not be submitted: the device still holds the samples of the one before.
+    pub(crate) fn take_back(&mut self) {
+        self.last_samples = std::mem::take(&mut self.earlier_samples);
     }
 
     fn add_tokens(&mut self, seq: &PlannedSeq) {
@@ -260,20 +270,8 @@ impl Runner {
             .sequence(seq_id)
             .or_else(|| scheduler.sequence(parent))
             .expect("a planned sequence is known until it is applied");
-        let (prompt, output) = view.token_ids.split_at(view.num_prompt_tokens);
-        let seen = &mut self.tokens_seen;
-        seen.clear();
-        seen.extend(prompt.iter().map(|&token_id| (token_id, true)));
-        seen.extend(output.iter().map(|&token_id| (token_id, false)));
-        seen.sort_unstable();
         let first = self.input.history.len() as u32;
-        for run in seen.chunk_by(|a, b| a.0 == b.0) {
-            self.input.history.push(TokenCount {
-                token_id: run[0].0,
-                in_prompt: run.iter().any(|&(_, in_prompt)| in_prompt),
-                num_output: run.iter().filter(|&&(_, in_prompt)| !in_prompt).count() as u32,
-            });
-        }
+        self.input.history.extend_from_slice(self.histories.counts(seq_id, &view));
         first..self.input.history.len() as u32
     }
 

@@ -259,6 +259,9 @@ fn a_mask_that_fails_ends_its_request_only() {
     assert_eq!(outputs[0].outputs[0].token_ids.len(), 4);
     assert_chain(&outputs[1].outputs[0].token_ids, 8);
     assert_eq!(reasons[2], Some(FinishReason::Length));
+    // Whoever asked is told why; the others are not.
+    assert_eq!(outputs[0].shape_failure.as_deref(), Some("the test wants it so"));
+    assert!(outputs[1..].iter().all(|output| output.shape_failure.is_none()));
     let cause = engine.stats().last_failure.expect("a cause");
     assert_eq!(cause, "structured output: the test wants it so");
 }

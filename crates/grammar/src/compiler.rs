@@ -1,33 +1,29 @@
 //! From a wish to a grammar, within limits.
 //!
-//! Each compilation has a thread of its own with a deep stack, because schemas may nest; whoever asked waits for it, but
-//! not past a deadline. What runs on past the deadline still ends by itself (the grammar engine counts its work) and
-//! until then takes one of a few places, so that hostile schemas cannot pile up.
+//! A compilation runs on the thread of whoever asks for it, which must have a deep stack ([`STACK_BYTES`]), because
+//! schemas may nest. Nothing can stop it from outside, so every part of it is bounded from inside: the size of the
+//! source, of the grammar and of the lexer, and the work that the lexer's construction may take.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use baton_core::{Constraint, ConstraintMatcher, StructuredOutput, TokenId};
 use baton_text::Tokenizer;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::{Matcher, panic_utils};
 
 use crate::matcher::TokenMatcher;
 use crate::vocabulary::{Vocabulary, first_line};
-use crate::{GrammarError, schema};
+use crate::{GrammarError, bounds, schema};
 
 /// Of any one text: a schema, an expression, a grammar, all choices together.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_CHOICES: usize = 4096;
-const DEADLINE: Duration = Duration::from_secs(10);
-const MAX_COMPILATIONS: usize = 4;
 /// Schemas come again and again; a compiled one takes up to a few megabytes.
 const CACHE_LEN: usize = 32;
-/// The grammar engine takes about 3 kB a level of nesting, and nesting is limited.
-const STACK_BYTES: usize = 32 << 20;
+/// Of a thread that compiles: the grammar engine takes about 3 kB a level of nesting, and nesting is limited.
+pub const STACK_BYTES: usize = 32 << 20;
 
 /// Compiles the structured outputs of one model. Shared by threads.
 pub struct GrammarCompiler {
@@ -38,7 +34,6 @@ pub struct GrammarCompiler {
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
     /// Newest last.
     cache: Mutex<VecDeque<(StructuredOutput, Arc<CompiledGrammar>)>>,
-    places: Arc<Places>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -51,49 +46,43 @@ impl GrammarCompiler {
     /// `vocab_size` is the model's, which may be larger than the tokenizer's. The end tokens are those that end an
     /// output of this model.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Arc<[TokenId]>) -> Self {
-        Self {
-            tokenizer,
-            vocab_size,
-            eos_token_ids,
-            vocabulary: OnceLock::new(),
-            cache: Mutex::default(),
-            places: Arc::default(),
-        }
+        Self { tokenizer, vocab_size, eos_token_ids, vocabulary: OnceLock::new(), cache: Mutex::default() }
     }
 
-    /// Compiles, or finds what was compiled before. Blocks the thread for up to ten seconds.
+    /// What was compiled before. Takes no time to speak of.
+    pub fn find(&self, wish: &StructuredOutput) -> Option<Arc<CompiledGrammar>> {
+        self.cached(wish)
+    }
+
+    /// Compiles, or finds what was compiled before. Takes milliseconds, up to a second or two for what is only just
+    /// allowed, and a stack of [`STACK_BYTES`].
     pub fn compile(&self, wish: &StructuredOutput) -> Result<Arc<CompiledGrammar>, GrammarError> {
         check_size(wish)?;
         if let Some(found) = self.cached(wish) {
             return Ok(found);
         }
-        let deadline = Instant::now() + DEADLINE;
-        let place = Places::take(&self.places, deadline)?;
         let vocabulary = self
             .vocabulary
             .get_or_init(|| {
                 Vocabulary::new(&self.tokenizer, self.vocab_size, &self.eos_token_ids).map(Arc::new)
             })
             .clone()?;
-        let (sender, receiver) = sync_channel(1);
-        let (own_wish, what) = (wish.clone(), name(wish));
-        let thread = std::thread::Builder::new().name("baton-grammar".to_owned()).stack_size(STACK_BYTES);
-        let started = thread.spawn(move || {
-            let _place = place;
-            let _ = sender.send(compile(&vocabulary, &own_wish));
-        });
-        started.map_err(|_| GrammarError::Busy)?;
-        let compiled = match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(compiled) => Arc::new(compiled?),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(GrammarError::TooSlow { what, seconds: DEADLINE.as_secs() });
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(GrammarError::Invalid { what, reason: "the compiler failed on it".to_owned() });
-            }
-        };
+        let failed =
+            |_| GrammarError::Invalid { what: name(wish), reason: "the compiler failed on it".to_owned() };
+        let compiled = std::panic::catch_unwind(AssertUnwindSafe(|| compile(&vocabulary, wish)));
+        let compiled = Arc::new(compiled.map_err(failed)??);
         self.remember(wish, &compiled);
         Ok(compiled)
+    }
+
+    /// Compiles on a thread of its own with a deep stack, for callers that have none.
+    pub fn compile_apart(&self, wish: &StructuredOutput) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("baton-grammar".to_owned()).stack_size(STACK_BYTES);
+            let started = thread.spawn_scoped(scope, || self.compile(wish));
+            let compiling = started.map_err(|error| GrammarError::NoThread { reason: error.to_string() })?;
+            compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     fn cached(&self, wish: &StructuredOutput) -> Option<Arc<CompiledGrammar>> {
@@ -162,7 +151,18 @@ fn compile(vocabulary: &Arc<Vocabulary>, wish: &StructuredOutput) -> Result<Comp
         }
         StructuredOutput::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
     };
-    let parser = panic_utils::catch_unwind(AssertUnwindSafe(|| vocabulary.factory.create_parser(grammar)));
+    let factory = &vocabulary.factory;
+    let built = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+        let env = Some(factory.tok_env().clone());
+        let (grammar, spec) = GrammarInit::Serialized(grammar).to_internal(env, factory.limits().clone())?;
+        let checked = bounds::check_lexer(&spec, factory);
+        Ok((grammar, spec, checked))
+    }));
+    let (grammar, spec, checked) = built.map_err(|error| invalid(reason(&error.to_string())))?;
+    checked.map_err(|error| invalid(reason(&error)))?;
+    let parser = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+        factory.create_parser_from_init_default(GrammarInit::Internal(grammar, spec))
+    }));
     let parser = parser.map_err(|error| invalid(reason(&error.to_string())))?;
     let matcher = Matcher::new(Ok(parser));
     let mut first = TokenMatcher::new(Arc::clone(vocabulary), matcher.clone(), is_json);
@@ -195,6 +195,9 @@ fn reason(message: &str) -> String {
     }
     if let Some((address, _)) = line.strip_prefix("Resource '").and_then(|rest| rest.split_once('\'')) {
         return format!("$ref to {address} is not supported: only references within the schema are");
+    }
+    if line.contains("fuel exhausted") || line.contains("fuel ") && line.contains("exceeded") {
+        return "it takes too much work to check: make it simpler".to_owned();
     }
     if line.contains("NoExtension") {
         return "there is nothing that it lets be written".to_owned();
@@ -251,37 +254,6 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// How many compilations run.
-#[derive(Debug, Default)]
-struct Places {
-    taken: Mutex<usize>,
-    freed: Condvar,
-}
-
-struct Place(Arc<Places>);
-
-impl Places {
-    fn take(places: &Arc<Self>, deadline: Instant) -> Result<Place, GrammarError> {
-        let mut taken = lock(&places.taken);
-        while *taken >= MAX_COMPILATIONS {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(GrammarError::Busy);
-            }
-            (taken, _) = places.freed.wait_timeout(taken, left).unwrap_or_else(PoisonError::into_inner);
-        }
-        *taken += 1;
-        Ok(Place(Arc::clone(places)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *lock(&self.0.taken) -= 1;
-        self.0.freed.notify_one();
-    }
-}
-
 /// What the locks guard is never left half-changed, so a panic elsewhere does not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -308,16 +280,5 @@ mod tests {
         let many = StructuredOutput::Choice(vec![String::new(); MAX_CHOICES + 1]);
         assert!(matches!(check_size(&many), Err(GrammarError::NumChoices { .. })));
         assert_eq!(check_size(&StructuredOutput::JsonObject), Ok(()));
-    }
-
-    #[test]
-    fn only_so_many_compile_at_a_time() {
-        let places = Arc::default();
-        let soon = || Instant::now() + Duration::from_millis(20);
-        let taken: Vec<Place> =
-            (0..MAX_COMPILATIONS).map(|_| Places::take(&places, soon()).expect("a place")).collect();
-        assert_eq!(Places::take(&places, soon()).map(drop), Err(GrammarError::Busy));
-        drop(taken);
-        assert!(Places::take(&places, soon()).is_ok());
     }
 }

@@ -11,10 +11,8 @@ pub enum GrammarError {
     NumChoices { count: usize, limit: usize },
     #[error("{what} cannot be used: {reason}")]
     Invalid { what: &'static str, reason: String },
-    #[error("{what} took longer than {seconds} s to compile: make it simpler")]
-    TooSlow { what: &'static str, seconds: u64 },
-    #[error("as many structured outputs as may be compiled at a time are being compiled: try again later")]
-    Busy,
+    #[error("no thread could be started to compile it on: {reason}")]
+    NoThread { reason: String },
     #[error("structured output is not possible with this model: {reason}")]
     Model { reason: String },
 }

@@ -11,6 +11,7 @@
 //! Compiling takes milliseconds to seconds: never on an async thread nor on the engine's.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod compiler;
 mod error;
 mod formats;
@@ -18,5 +19,5 @@ mod matcher;
 mod schema;
 mod vocabulary;
 
-pub use compiler::{CompiledGrammar, GrammarCompiler};
+pub use compiler::{CompiledGrammar, GrammarCompiler, STACK_BYTES};
 pub use error::GrammarError;

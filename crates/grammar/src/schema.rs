@@ -126,9 +126,12 @@ fn limit_numbers(schema: &mut Map<String, Value>) -> Result<(), String> {
         }
     }
     if let Some(Value::Number(step)) = schema.get("multipleOf")
-        && step.as_f64().is_none_or(|step| !(1e-9..=EXACT).contains(&step))
+        && !step.as_f64().is_some_and(is_countable)
     {
-        return Err(format!("multipleOf of {step} is not supported: it must be in 1e-9 to 2^53"));
+        return Err(format!(
+            "multipleOf of {step} is not supported: it must be above 0, with at most 8 decimals and below \
+             400,000,000 without its point"
+        ));
     }
     if schema.contains_key("multipleOf") {
         // Readers compute with doubles: of a larger number they would not see that it is a multiple.
@@ -141,6 +144,15 @@ fn limit_numbers(schema: &mut Map<String, Value>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether the engine's 32-bit remainders can count the multiples of this step: it computes `10 × remainder + 9 × 10^decimals`,
+/// and what does not fit wraps around without a word.
+fn is_countable(step: f64) -> bool {
+    const MAX_STEP: f64 = 4e8;
+    let is_whole = |scaled: &f64| (scaled - scaled.round()).abs() <= scaled * 1e-12;
+    let whole = (0..=8).map(|decimals| step * 10f64.powi(decimals)).find(is_whole);
+    step > 0.0 && whole.is_some_and(|whole| whole <= MAX_STEP)
 }
 
 /// The bound as a double, moved inwards where it is not one.

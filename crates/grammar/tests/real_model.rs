@@ -5,7 +5,7 @@
 #[path = "common/real.rs"]
 mod real;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use baton_core::{FinishReason, SamplingParams, StructuredOutput};
 use real::RealModel;
@@ -45,11 +45,21 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
+/// The default model: where `BATON_TEST_MODEL` says, or where `cargo xtask setup` puts it. Without it the test is skipped.
+fn model_path() -> Option<PathBuf> {
+    const FETCHED: &str = "../../.cache/home/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+    let path = std::env::var_os("BATON_TEST_MODEL")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(FETCHED), PathBuf::from);
+    if !path.is_file() {
+        println!("skipped: {} is not here; `cargo xtask setup` fetches it", path.display());
+    }
+    path.is_file().then_some(path)
+}
+
 #[test]
 fn what_it_writes_is_valid() {
-    let path =
-        std::env::var_os("BATON_TEST_MODEL").expect("BATON_TEST_MODEL is not set: run `cargo xtask test`");
-    let model = RealModel::open(Path::new(&path), 32);
+    let Some(path) = model_path() else { return };
+    let model = RealModel::open(&path, 32);
     let params =
         |seed| SamplingParams { max_tokens: Some(96), seed: Some(seed), n: 2, ..SamplingParams::default() };
     let schemas = schemas();

@@ -89,8 +89,9 @@ impl Scheduler {
     }
 
     fn set_running(&mut self, id: RequestId) {
+        self.stop_waiting(id);
         let group = self.groups.get_mut(&id).expect("a queued request is here");
-        self.waiting.remove(&group.key);
+        self.turns.begin(group.key.turn);
         self.swapped.remove(&group.key);
         group.place = Place::Running;
         self.running.insert(group.key, id);

@@ -15,6 +15,11 @@ impl Scheduler {
         if result.seqs.len() != plan.seqs.len() {
             return self.fail(plan);
         }
+        let oldest = self.in_flight.front().map(|record| record.step);
+        assert!(
+            plan.is_empty() || oldest == Some(plan.step),
+            "Plans are applied in the order in which they were scheduled"
+        );
         let moved = self.land(plan);
         let mut outputs = Vec::new();
         let mut results = result.seqs.as_slice();
@@ -29,8 +34,9 @@ impl Scheduler {
         outputs
     }
 
-    /// The oldest Plan in flight failed on the device: every request that it computed or moved ends with
-    /// `FinishReason::Error`. The others go on.
+    /// A Plan in flight failed on the device: every request that it computed or moved ends with
+    /// `FinishReason::Error`. The others go on. A Plan that could not be submitted fails before the one that is still
+    /// being computed, so this is the one call that may come out of order.
     pub fn fail(&mut self, plan: &Plan) -> Vec<RequestOutput> {
         let mut ids = self.land(plan);
         ids.extend(plan.seqs.iter().map(|planned| planned.request_id));
@@ -47,9 +53,9 @@ impl Scheduler {
         if plan.is_empty() {
             return Vec::new();
         }
-        let record =
-            self.in_flight.pop_front().expect("only a Plan that was scheduled can be applied, and once");
-        assert_eq!(record.step, plan.step, "Plans are applied in the order in which they were scheduled");
+        let position = self.in_flight.iter().position(|record| record.step == plan.step);
+        let record = position.and_then(|position| self.in_flight.remove(position));
+        let record = record.expect("only a Plan that was scheduled can be applied, and once");
         for id in &record.moved {
             let group = self.groups.get_mut(id).expect("a request stays as long as a Plan moves it");
             group.num_moves_in_flight -= 1;

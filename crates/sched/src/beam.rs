@@ -43,6 +43,7 @@ impl Scheduler {
         let ranked = rank(group, results, width);
         let num_output_tokens = group.seqs[0].token_ids.len() - group.num_prompt_tokens();
         let may_end = !group.bans_end(num_output_tokens);
+        let is_last = group.seqs[0].token_ids.len() + 1 >= group.max_len;
         let mut next: Vec<Candidate> = Vec::with_capacity(width);
         for (place, candidate) in ranked.into_iter().enumerate() {
             let token_id = candidate.token.token_id;
@@ -53,14 +54,15 @@ impl Scheduler {
                 }
             } else if next.len() < width {
                 next.push(candidate);
+                // In the order of their ranks, as those that end: of equal scores the better rank wins.
+                if is_last {
+                    let finish = Finish { reason: FinishReason::Length, stop_token_id: None };
+                    add_hypothesis(group, &candidate, &results[candidate.parent], finish, width);
+                }
             }
         }
-        let len = group.seqs[0].token_ids.len() + 1;
-        if len >= group.max_len {
-            let finish = Finish { reason: FinishReason::Length, stop_token_id: None };
-            for candidate in next.drain(..) {
-                add_hypothesis(group, &candidate, &results[candidate.parent], finish, width);
-            }
+        if is_last {
+            next.clear();
         }
         if next.is_empty() || is_decided(group, &next, num_output_tokens + 1, width) {
             let finish = Finish { reason: FinishReason::Length, stop_token_id: None };

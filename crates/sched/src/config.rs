@@ -9,10 +9,10 @@ use crate::SchedError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// By arrival.
+    /// By arrival; tenants take turns.
     #[default]
     Fcfs,
-    /// By `Request::priority`, the lowest value first; by arrival among equals.
+    /// By `Request::priority`, the lowest value first; like `Fcfs` among equals.
     Priority,
 }
 
@@ -37,10 +37,14 @@ pub struct SchedConfig {
     pub max_num_batched_tokens: usize,
     /// The most rows of logits a step asks for (samples and scored prompt tokens).
     pub max_num_logit_rows: usize,
+    /// The most entries that the samples of a step bring along: tokens under a penalty and biases.
+    pub max_num_sample_entries: usize,
     /// The most tokens of a sequence, prompt and output together.
     pub max_model_len: usize,
     /// The most requests that wait; `None` is no limit.
     pub max_num_queued_reqs: Option<usize>,
+    /// The most requests of one tenant that wait; `None` is no limit but that of all.
+    pub max_num_queued_reqs_per_key: Option<usize>,
     pub policy: Policy,
     pub preemption_mode: PreemptionMode,
     /// The most prompt tokens of one request a step computes; 0 is no limit but the step's own.
@@ -58,8 +62,10 @@ impl Default for SchedConfig {
             max_num_seqs: 128,
             max_num_batched_tokens: 2048,
             max_num_logit_rows: 256,
+            max_num_sample_entries: usize::MAX,
             max_model_len: 2048,
             max_num_queued_reqs: None,
+            max_num_queued_reqs_per_key: None,
             policy: Policy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
             long_prefill_token_threshold: 0,

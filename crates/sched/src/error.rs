@@ -40,8 +40,17 @@ pub enum SchedError {
         "the request asks for {num_sequences} sequences and at most {max_num_seqs} run at a time (--max-num-seqs)"
     )]
     TooManySequences { num_sequences: usize, max_num_seqs: usize },
+    #[error(
+        "the request brings up to {needed} penalised tokens and biases to a step and the device takes {limit}: lower \
+         n, max_tokens or the number of logit_bias entries, or leave the penalties out"
+    )]
+    TooManyEntries { needed: usize, limit: usize },
     #[error("a request with id {0} is already here: ids must be unique")]
     DuplicateId(RequestId),
     #[error("{limit} requests are waiting already (--max-num-queued-reqs): try again later")]
     QueueFull { limit: usize },
+    #[error(
+        "{limit} requests of this key are waiting already (--max-num-queued-reqs-per-key): try again later"
+    )]
+    KeyQueueFull { limit: usize },
 }

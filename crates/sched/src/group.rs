@@ -7,10 +7,12 @@ use baton_core::{FinishReason, PositionLogprobs, Request, RequestOutput, Sequenc
 use crate::beam::Hypothesis;
 use crate::sequence::{Finish, Sequence};
 
-/// The order of the queues: priority, then arrival. Unique, since arrivals are counted.
+/// The order of the queues: priority, then the tenant's turn, then arrival. Unique, since arrivals are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
     pub(crate) priority: i32,
+    /// See [`crate::turns::Turns`].
+    pub(crate) turn: u64,
     pub(crate) arrival: u64,
 }
 
@@ -107,6 +109,11 @@ impl Group {
         if from < to { from - start..to - start } else { 0..0 }
     }
 
+    /// Entries that a token drawn after `len` tokens brings to a step: tokens under a penalty and biases.
+    pub(crate) fn num_sample_entries(&self, len: usize) -> usize {
+        num_sample_entries(&self.request, len)
+    }
+
     /// True where the end tokens may not be drawn, `num_output_tokens` having been drawn.
     pub(crate) fn bans_end(&self, num_output_tokens: usize) -> bool {
         num_output_tokens < self.request.params.min_tokens as usize
@@ -147,6 +154,7 @@ impl Group {
             num_cached_tokens: if is_first { self.num_cached_tokens.unwrap_or(0) } else { 0 },
             pooled: Vec::new(),
             finished,
+            shape_failure: None,
         }
     }
 
@@ -172,4 +180,16 @@ impl Group {
         }
         self.output(outputs, true)
     }
+}
+
+/// See [`Group::num_sample_entries`]. Beams are ranked without either.
+pub(crate) fn num_sample_entries(request: &Request, len: usize) -> usize {
+    let params = &request.params;
+    if params.beam.is_some() {
+        return 0;
+    }
+    let banned =
+        if params.min_tokens > 0 { params.stop_token_ids.len() + request.eos_token_ids.len() } else { 0 };
+    let penalised = if params.has_penalties() { len } else { 0 };
+    penalised + params.logit_bias.len() + banned
 }

@@ -21,6 +21,7 @@ mod scheduler;
 mod select;
 mod sequence;
 mod stats;
+mod turns;
 
 pub use baton_kv::{EvictionPolicy, KvConfig, KvEvent};
 pub use config::{Policy, PreemptionMode, SchedConfig};

@@ -24,8 +24,7 @@ impl Scheduler {
             self.num_preemptions_swap += 1;
             return;
         }
-        group.place = Place::Waiting;
-        self.waiting.insert(group.key, id);
+        self.start_waiting(id);
         self.give_up_computed(id);
         self.num_preemptions_recompute += 1;
     }

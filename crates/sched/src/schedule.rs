@@ -15,6 +15,7 @@ pub(crate) struct Step {
     pub(crate) plan: Plan,
     pub(crate) tokens_left: usize,
     rows_left: usize,
+    entries_left: usize,
     /// Decodes of running requests that have not had their turn in this step.
     decodes_to_come: usize,
     /// Requests swapped in or out.
@@ -43,6 +44,7 @@ impl Scheduler {
             plan: Plan { step: self.next_step, ..Plan::default() },
             tokens_left: self.config.max_num_batched_tokens,
             rows_left: self.config.max_num_logit_rows,
+            entries_left: self.config.max_num_sample_entries,
             decodes_to_come: 0,
             moved: Vec::new(),
             is_short_of_blocks: false,
@@ -140,6 +142,7 @@ impl Scheduler {
             let planned = plan_run(group, run, &mut self.kv, &mut step.plan);
             step.tokens_left -= run.count;
             step.rows_left -= planned.num_logit_rows();
+            step.entries_left -= num_entries(group, run.position, planned.samples.len());
             step.plan.seqs.push(planned);
         }
     }
@@ -169,6 +172,7 @@ fn wanted_runs(group: &Group, config: &SchedConfig, block_size: usize, step: &St
     let mut limits = Limits {
         tokens_left: step.tokens_left,
         rows_left: step.rows_left,
+        entries_left: step.entries_left,
         // Prompts leave the decodes behind them at least half of the step.
         tokens_kept: step.decodes_to_come.min(config.max_num_batched_tokens / 2),
         rows_kept: step.decodes_to_come.min(config.max_num_logit_rows / 2),
@@ -201,6 +205,7 @@ fn wanted_runs(group: &Group, config: &SchedConfig, block_size: usize, step: &St
 struct Limits {
     tokens_left: usize,
     rows_left: usize,
+    entries_left: usize,
     tokens_kept: usize,
     rows_kept: usize,
 }
@@ -223,13 +228,27 @@ impl Limits {
         while num_rows(count) > rows_left {
             count -= num_rows(count) - rows_left;
         }
+        let num_drawn = if group.forked { 1 } else { group.seqs.len() };
+        let num_entries = num_entries(group, position, num_drawn);
+        if count == remaining && num_entries > self.entries_left {
+            // The last token is left for a step that has room for what its samples bring.
+            count -= 1;
+        }
         if count == 0 {
             return None;
+        }
+        if count == remaining {
+            self.entries_left -= num_entries;
         }
         self.tokens_left -= count;
         self.rows_left -= num_rows(count);
         Some(Run { position, count, has_sample: count == remaining })
     }
+}
+
+/// Entries that the samples of a run bring to its step.
+fn num_entries(group: &Group, position: usize, num_samples: usize) -> usize {
+    num_samples * group.num_sample_entries(group.seqs[position].token_ids.len())
 }
 
 /// Takes the blocks for one run, marks it as being computed and writes it down.

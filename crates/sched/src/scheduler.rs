@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SeqId, TokenId};
 use baton_kv::{KvCache, KvConfig, KvEvent};
 
-use crate::group::{Group, Place, QueueKey};
+use crate::group::{Group, Place, QueueKey, num_sample_entries};
 use crate::sequence::{Finish, Sequence};
+use crate::turns::Turns;
 use crate::{PENDING_TOKEN, Policy, SchedConfig, SchedError};
 
 pub(crate) type Queue = BTreeMap<QueueKey, RequestId>;
@@ -34,6 +35,9 @@ pub struct Scheduler {
     pub(crate) next_step: u64,
     pub(crate) next_seq_id: u64,
     next_arrival: u64,
+    pub(crate) turns: Turns,
+    /// Requests in `waiting`, by tenant.
+    num_waiting_of: BTreeMap<u32, usize>,
     pub(crate) num_preemptions_swap: u64,
     pub(crate) num_preemptions_recompute: u64,
 }
@@ -78,6 +82,8 @@ impl Scheduler {
             next_step: 0,
             next_seq_id: 0,
             next_arrival: 0,
+            turns: Turns::default(),
+            num_waiting_of: BTreeMap::new(),
             num_preemptions_swap: 0,
             num_preemptions_recompute: 0,
         })
@@ -91,13 +97,16 @@ impl Scheduler {
         self.kv.config()
     }
 
-    /// Puts a request at the end of the waiting queue, or says why it can never run.
+    /// Puts a request into the waiting queue, at the turn of its tenant, or says why it can never run.
     pub fn add_request(&mut self, request: Request) -> Result<(), SchedError> {
         let max_len = self.check_request(&request)?;
         let arrival = self.next_arrival;
         self.next_arrival += 1;
         let priority = if self.config.policy == Policy::Priority { request.priority } else { 0 };
-        let key = QueueKey { priority, arrival };
+        let num_tokens = request.prompt_token_ids.len();
+        let num_output = request.params.num_sequences() as usize * (max_len - num_tokens);
+        let turn = self.turns.assign(request.tenant, num_tokens + num_output);
+        let key = QueueKey { priority, turn, arrival };
         let id = request.id;
         // Beams are forked when they are found; the continuations of `n` are known from the start.
         let num_seqs = if request.params.beam.is_some() { 1 } else { request.params.num_sequences() };
@@ -107,8 +116,29 @@ impl Scheduler {
         let num_public_tokens = (request.num_public_tokens as usize).min(request.prompt_token_ids.len());
         self.kv.add_sequence(seqs[0].id, request.cache_salt.as_deref(), num_public_tokens);
         self.groups.insert(id, Group::new(request, key, seqs, max_len));
-        self.waiting.insert(key, id);
+        self.start_waiting(id);
         Ok(())
+    }
+
+    /// Puts a request into the waiting queue.
+    pub(crate) fn start_waiting(&mut self, id: RequestId) {
+        let group = self.groups.get_mut(&id).expect("a request that waits is here");
+        group.place = Place::Waiting;
+        self.waiting.insert(group.key, id);
+        *self.num_waiting_of.entry(group.request.tenant).or_default() += 1;
+    }
+
+    /// Takes a request out of the waiting queue, if it is there.
+    pub(crate) fn stop_waiting(&mut self, id: RequestId) {
+        let group = &self.groups[&id];
+        if self.waiting.remove(&group.key).is_some() {
+            let tenant = group.request.tenant;
+            let count = self.num_waiting_of.get_mut(&tenant).expect("it was counted");
+            *count -= 1;
+            if *count == 0 {
+                self.num_waiting_of.remove(&tenant);
+            }
+        }
     }
 
     /// Refuses what can never run; else says how long its sequences can get.
@@ -141,11 +171,22 @@ impl Scheduler {
         if needed > available {
             return Err(SchedError::NeverFits { needed, available, num_sequences, max_tokens: max_len });
         }
+        // After a prompt all continuations draw at once; later each is a run of its own.
+        let at_once = num_sequences.saturating_mul(num_sample_entries(request, num_tokens));
+        let needed = at_once.max(num_sample_entries(request, max_len));
+        let limit = self.config.max_num_sample_entries;
+        if needed > limit {
+            return Err(SchedError::TooManyEntries { needed, limit });
+        }
         if self.groups.contains_key(&request.id) {
             return Err(SchedError::DuplicateId(request.id));
         }
-        match self.config.max_num_queued_reqs {
-            Some(limit) if self.waiting.len() >= limit => Err(SchedError::QueueFull { limit }),
+        if let Some(limit) = self.config.max_num_queued_reqs.filter(|&limit| self.waiting.len() >= limit) {
+            return Err(SchedError::QueueFull { limit });
+        }
+        let num_own = self.num_waiting_of.get(&request.tenant).copied().unwrap_or(0);
+        match self.config.max_num_queued_reqs_per_key {
+            Some(limit) if num_own >= limit => Err(SchedError::KeyQueueFull { limit }),
             _ => Ok(max_len),
         }
     }
@@ -218,14 +259,14 @@ impl Scheduler {
 
     /// Takes an ended request out of its queue and gives back what no Plan in flight uses.
     pub(crate) fn end(&mut self, id: RequestId) {
-        let group = self.groups.get_mut(&id).expect("only a request that is here can end");
-        let queue = match group.place {
-            Place::Waiting => &mut self.waiting,
-            Place::Running => &mut self.running,
-            Place::Swapped => &mut self.swapped,
+        let group = &self.groups[&id];
+        match group.place {
+            Place::Waiting => self.stop_waiting(id),
+            Place::Running => drop(self.running.remove(&group.key)),
+            Place::Swapped => drop(self.swapped.remove(&group.key)),
             Place::Ended => return,
-        };
-        queue.remove(&group.key);
+        }
+        let group = self.groups.get_mut(&id).expect("only a request that is here can end");
         group.place = Place::Ended;
         self.give_back_finished(id);
     }
@@ -314,6 +355,8 @@ impl Scheduler {
                 assert_eq!((group.place, group.key), (place, *key), "request {id} stands in the wrong queue");
             }
         }
+        let num_waiting: usize = self.num_waiting_of.values().sum();
+        assert_eq!(num_waiting, self.waiting.len(), "the tenants' counts of waiting requests");
         let running_slots: usize = self.running.values().map(|id| self.groups[id].num_slots()).sum();
         assert!(running_slots <= self.config.max_num_seqs, "{running_slots} sequences run");
         for (id, group) in &self.groups {

@@ -325,6 +325,42 @@ fn priority_goes_before_arrival() {
 }
 
 #[test]
+fn tenants_take_turns_by_tokens() {
+    let mut scheduler = scheduler(SchedConfig { max_num_seqs: 1, ..config() }, 24);
+    let of = |tenant: u32, id: u64| Request { tenant, ..request(id, 4, SamplingParams::greedy(2)) };
+    // One has sent ten before the other sends its first.
+    for id in 0..10 {
+        scheduler.add_request(of(1, id)).expect("taken");
+    }
+    step(&mut scheduler, 7);
+    for id in 10..13 {
+        scheduler.add_request(of(2, id)).expect("taken");
+    }
+    let mut order = Vec::new();
+    while scheduler.has_unfinished() {
+        let (_, outputs) = step(&mut scheduler, 7);
+        order.extend(outputs.iter().filter(|output| output.finished).map(|output| output.request_id.0));
+    }
+    assert_eq!(order, [0, 10, 1, 11, 2, 12, 3, 4, 5, 6, 7, 8, 9]);
+    assert_all_free(&scheduler);
+}
+
+#[test]
+fn one_tenant_cannot_fill_the_queue() {
+    let limits =
+        SchedConfig { max_num_queued_reqs: Some(5), max_num_queued_reqs_per_key: Some(3), ..config() };
+    let mut scheduler = scheduler(limits, 24);
+    let of = |tenant: u32, id: u64| Request { tenant, ..request(id, 4, SamplingParams::greedy(2)) };
+    for id in 0..3 {
+        scheduler.add_request(of(1, id)).expect("taken");
+    }
+    assert_eq!(scheduler.add_request(of(1, 3)), Err(SchedError::KeyQueueFull { limit: 3 }));
+    scheduler.add_request(of(2, 4)).expect("taken");
+    scheduler.add_request(of(2, 5)).expect("taken");
+    assert_eq!(scheduler.add_request(of(2, 6)), Err(SchedError::QueueFull { limit: 5 }));
+}
+
+#[test]
 fn a_failed_step_ends_its_requests_and_no_others() {
     let mut scheduler = scheduler(config(), 32);
     scheduler.add_request(request(1, 16, SamplingParams::greedy(2))).expect("fits");
@@ -334,6 +370,42 @@ fn a_failed_step_ends_its_requests_and_no_others() {
     assert_eq!(outputs.len(), 1);
     assert_eq!(outputs[0].outputs[0].finish_reason, Some(FinishReason::Error));
     assert_eq!(runs(&scheduler.schedule()), [(2, 0, 4, 1)]);
+}
+
+#[test]
+fn a_plan_that_cannot_be_submitted_fails_before_the_one_in_flight() {
+    let mut scheduler = scheduler(SchedConfig { max_plans_in_flight: 2, ..config() }, 24);
+    scheduler.add_request(request(1, 4, SamplingParams::greedy(5))).expect("taken");
+    let first = scheduler.schedule();
+    scheduler.add_request(request(2, 4, SamplingParams::greedy(3))).expect("taken");
+    let second = scheduler.schedule();
+    assert_eq!(second.seqs.len(), 2);
+    let failed: Vec<u64> = scheduler.fail(&second).iter().map(|output| output.request_id.0).collect();
+    assert_eq!(failed, [1, 2]);
+    scheduler.check_invariants();
+    // The older plan still lands, although its request has ended.
+    scheduler.add_request(request(3, 4, SamplingParams::greedy(1))).expect("taken");
+    let third = scheduler.schedule();
+    let result = all_draw(&first, 7);
+    assert!(scheduler.apply(&first, &result).is_empty());
+    let result = all_draw(&third, 7);
+    let outputs = scheduler.apply(&third, &result);
+    assert!(outputs[0].finished && outputs[0].request_id == RequestId(3));
+    assert_all_free(&scheduler);
+}
+
+#[test]
+fn samples_bring_no_more_than_a_step_has_room_for() {
+    let mut scheduler = scheduler(SchedConfig { max_num_sample_entries: 10, ..config() }, 24);
+    let penalised = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::greedy(2) };
+    let wide = SamplingParams { n: 3, ..penalised.clone() };
+    let refused = scheduler.add_request(request(9, 4, wide)).expect_err("12 entries at once");
+    assert!(refused.to_string().contains("12 penalised tokens and biases"), "{refused}");
+    for id in 1..=3 {
+        scheduler.add_request(request(id, 4, penalised.clone())).expect("taken");
+    }
+    // The third prompt is computed up to its last token, which waits for room.
+    assert_eq!(runs(&scheduler.schedule()), [(1, 0, 4, 1), (2, 0, 4, 1), (3, 0, 3, 0)]);
 }
 
 #[test]

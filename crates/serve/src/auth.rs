@@ -13,9 +13,10 @@ use axum::response::{IntoResponse, Response};
 
 use crate::console;
 use crate::error::ApiError;
+use crate::scope;
 use crate::state::App;
 
-const OPEN_ROUTES: [&str; 3] = ["/health", "/live", "/ready"];
+pub const OPEN_ROUTES: [&str; 3] = ["/health", "/live", "/ready"];
 const SALT_CONTEXT: &str = "baton prefix cache salt of an API key";
 
 #[derive(Debug)]
@@ -28,20 +29,26 @@ struct Key {
 #[derive(Debug)]
 pub struct Keys(Vec<Key>);
 
+/// The number of a key, from 1; 0 where there are none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantId(pub u32);
+
 /// Whose request it is: requests share cached prefixes only within a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
+    id: TenantId,
     salt: Option<Arc<str>>,
 }
 
 impl Keys {
     pub fn new(keys: &[String]) -> Self {
-        let key = |key: &String| {
+        let key = |(index, key): (usize, &String)| {
+            let id = TenantId(index as u32 + 1);
             let salt = blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.as_bytes()));
             let salt = Some(Arc::from(&salt.to_hex()[..32]));
-            Key { hash: blake3::hash(key.as_bytes()), tenant: Tenant { salt } }
+            Key { hash: blake3::hash(key.as_bytes()), tenant: Tenant { id, salt } }
         };
-        Self(keys.iter().map(key).collect())
+        Self(keys.iter().enumerate().map(key).collect())
     }
 
     /// Who comes with this key; `None` for nobody.
@@ -62,6 +69,10 @@ impl Keys {
 }
 
 impl Tenant {
+    pub fn id(&self) -> TenantId {
+        self.id
+    }
+
     /// The salt of a request's prefixes: the tenant's and, within it, what the request asks for.
     pub fn cache_salt(&self, asked: Option<&str>) -> Option<Arc<str>> {
         match (&self.salt, asked) {
@@ -88,8 +99,8 @@ pub async fn authenticate(State(app): State<Arc<App>>, mut request: Request, nex
     let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
     match app.keys.check(key) {
         Some(tenant) => {
-            request.extensions_mut().insert(tenant);
-            next.run(request).await
+            request.extensions_mut().insert(tenant.clone());
+            scope::within(&tenant, next.run(request)).await
         }
         None => ApiError::unauthorized().into_response(),
     }

@@ -9,44 +9,61 @@ use axum::http::header;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
-use tokio::sync::OwnedSemaphorePermit;
 
+use crate::budget::{self, Charge};
 use crate::error::ApiError;
-use crate::state::{App, BODY_UNIT_BYTES};
+use crate::scope;
+use crate::state::App;
 
 /// What is read and thrown away of a body that is too large. A client that is still sending would otherwise find its
 /// connection reset and never see the answer.
 const DISCARD_BYTES: usize = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(5);
+/// What takes longer than a millisecond to look through.
+const LARGE_BYTES: usize = 256 << 10;
+/// Room made for a body before its first byte is there.
+const FIRST_BYTES: usize = 64 << 10;
 
-/// A request's body, which counts against the memory for bodies until it is dropped.
+/// A request's body. What it takes counts against the memory for bodies until its request has become tokens.
 #[derive(Debug)]
 pub struct JsonBody {
     bytes: Bytes,
-    _budget: OwnedSemaphorePermit,
 }
 
 impl JsonBody {
     pub async fn read(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
         let limit = app.config.max_body_bytes;
         let content_type = request.headers().get(header::CONTENT_TYPE);
-        if !content_type.is_none_or(|value| is_json(value.as_bytes())) {
+        if !content_type.is_some_and(|value| is_json(value.as_bytes())) {
             return Err(ApiError::not_json());
         }
         let declared =
             request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let size: usize = declared.unwrap_or(limit);
-        if size > limit {
+        let declared: usize = declared.unwrap_or(0);
+        if declared > limit {
             discard(request.into_body()).await;
             return Err(ApiError::body_too_large(limit));
         }
-        let units = u32::try_from(size / BODY_UNIT_BYTES + 1).map_err(|_| ApiError::body_too_large(limit))?;
-        let budget = Arc::clone(&app.bodies).try_acquire_many_owned(units).map_err(|_| ApiError::busy())?;
-        let read = collect(request.into_body(), declared.unwrap_or(0), limit);
+        let mut charge = app.bodies.charge(scope::tenant());
+        let read = collect(request.into_body(), &mut charge, declared, limit);
         let bytes = tokio::time::timeout(app.config.read_timeout, read)
             .await
             .map_err(|_| ApiError::read_timeout())??;
-        Ok(Self { bytes, _budget: budget })
+        let body = Self { bytes };
+        let num_items = if body.is_large() {
+            let bytes = body.bytes.clone();
+            app.text_workers.run(scope::tenant(), move || budget::count_items(&bytes)).await?
+        } else {
+            budget::count_items(&body.bytes)
+        };
+        charge_for_parts(app, &mut charge, body.bytes.len(), num_items)?;
+        scope::hold(charge);
+        Ok(body)
+    }
+
+    /// Too large to be looked through on an async thread: streams of others would wait for it.
+    pub fn is_large(&self) -> bool {
+        self.bytes.len() > LARGE_BYTES
     }
 
     /// Reads the fields that `T` knows. A field of a wrong type is named.
@@ -67,14 +84,42 @@ impl JsonBody {
     }
 }
 
-async fn collect(mut body: Body, declared: usize, limit: usize) -> Result<Bytes, ApiError> {
-    let mut bytes = Vec::with_capacity(declared.min(limit));
+/// Charges for what the body becomes besides its bytes, before it becomes it.
+fn charge_for_parts(
+    app: &App,
+    charge: &mut Charge,
+    num_bytes: usize,
+    num_items: usize,
+) -> Result<(), ApiError> {
+    let limit = app.config.max_body_items;
+    if num_items > limit {
+        return Err(ApiError::too_many_items(num_items, limit));
+    }
+    let cost = budget::cost(num_bytes, num_items);
+    if cost > app.bodies.share() {
+        return Err(ApiError::body_too_costly(cost, app.bodies.share()));
+    }
+    if charge.grow(cost - num_bytes) { Ok(()) } else { Err(ApiError::busy()) }
+}
+
+/// Reads the body and charges for each part when it is there: what a client declares costs nothing.
+async fn collect(
+    mut body: Body,
+    charge: &mut Charge,
+    declared: usize,
+    limit: usize,
+) -> Result<Bytes, ApiError> {
+    let mut bytes = Vec::with_capacity(declared.min(FIRST_BYTES));
     while let Some(frame) = body.frame().await {
         let cut_off = |_| ApiError::invalid("the request body could not be read to its end");
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             discard(body).await;
             return Err(ApiError::body_too_large(limit));
+        }
+        if !charge.grow(data.len()) {
+            discard(body).await;
+            return Err(ApiError::busy());
         }
         bytes.extend_from_slice(&data);
     }

@@ -1,6 +1,8 @@
 //! The server's settings. Each field is a flag of `baton serve`; defaults are those of the command line.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use baton_text::{ReasoningFormat, ToolFormat};
@@ -40,10 +42,14 @@ pub struct ServerConfig {
     pub otlp_traces_endpoint: Option<Endpoint>,
     /// Web pages that may call this server from a browser; empty turns CORS off, `*` allows all.
     pub allowed_origins: Vec<String>,
+    /// Names this server answers to besides those of its own machine; `*` is every name.
+    pub allowed_hosts: Vec<String>,
     /// Whether `/` shows the web console.
     pub console: bool,
     pub max_body_bytes: usize,
-    /// Of all request bodies that are held at one time, before they become tokens.
+    /// The most objects, arrays and texts in a request body.
+    pub max_body_items: usize,
+    /// Of all request bodies that are held at one time, with what they are parsed into, before they become tokens.
     pub max_bodies_bytes: usize,
     pub max_connections: usize,
     /// The most alternatives a position may report.
@@ -52,6 +58,10 @@ pub struct ServerConfig {
     pub max_choices: usize,
     /// How long a client may take to send a request's head, and then its body.
     pub read_timeout: Duration,
+    /// How long a client that sends no more may wait for an answer that has not begun.
+    pub half_close_timeout: Duration,
+    /// How long a request may wait for the shape of its output to be compiled.
+    pub compile_timeout: Duration,
     /// How long accepted requests may go on after a signal to stop.
     pub shutdown_timeout: Duration,
     /// A step that takes longer than this means that the device or the engine is stuck.
@@ -65,6 +75,8 @@ pub struct ServerConfig {
     pub max_stored_bytes: usize,
     /// How long they are kept.
     pub stored_response_ttl: Duration,
+    /// Lines of the log that could not be written, counted by whoever writes it; for `/metrics`.
+    pub num_lost_log_lines: Option<Arc<AtomicU64>>,
 }
 
 impl Default for ServerConfig {
@@ -79,13 +91,17 @@ impl Default for ServerConfig {
             inject_system_prompt: true,
             otlp_traces_endpoint: None,
             allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
             console: true,
             max_body_bytes: 16 << 20,
+            max_body_items: 1 << 18,
             max_bodies_bytes: 256 << 20,
             max_connections: 4096,
             max_logprobs: 20,
             max_choices: 1024,
             read_timeout: Duration::from_secs(60),
+            half_close_timeout: Duration::from_secs(5),
+            compile_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(120),
             tool_call_parser: ParserChoice::Auto,
@@ -93,6 +109,7 @@ impl Default for ServerConfig {
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
             stored_response_ttl: Duration::from_secs(3600),
+            num_lost_log_lines: None,
         }
     }
 }

@@ -33,7 +33,7 @@ pub fn routes() -> Vec<RouteInfo> {
 /// Every metric, read from the page that a server without any request shows.
 pub fn metrics() -> Vec<MetricInfo> {
     let cache = CacheInfo { block_size: 1, num_gpu_blocks: 1, num_cpu_blocks: 0 };
-    let figures = ServerFigures { num_in_flight: 0, uptime_s: 0.0 };
+    let figures = ServerFigures { num_in_flight: 0, uptime_s: 0.0, num_lost_log_lines: 0 };
     let page = Metrics::new("", 1, cache).render(&EngineStats::default(), figures);
     let lines: Vec<&str> = page.lines().collect();
     let metric = |pair: &[&str]| {

@@ -76,6 +76,27 @@ impl ApiError {
         }
     }
 
+    /// 403: a name that this server does not answer to.
+    pub fn wrong_host(name: &str) -> Self {
+        let message = format!(
+            "this server does not answer to the name {name:?}: ask for localhost, or start it with --allowed-hosts"
+        );
+        Self {
+            code: Some("host_not_allowed"),
+            ..Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+        }
+    }
+
+    /// 403: a page that may not call this server.
+    pub fn foreign_origin(origin: &str) -> Self {
+        let message =
+            format!("pages of {origin:?} may not call this server: start it with --allowed-origins");
+        Self {
+            code: Some("origin_not_allowed"),
+            ..Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+        }
+    }
+
     pub fn no_such_model(model: &str, served: &str) -> Self {
         let message = format!("the model {model:?} is not served here; {served:?} is");
         Self {
@@ -118,6 +139,21 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
+    pub fn too_many_items(count: usize, limit: usize) -> Self {
+        let message = format!(
+            "the request body has {count} objects, arrays and texts, at most {limit} are allowed (--max-body-items)"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    pub fn body_too_costly(cost: usize, limit: usize) -> Self {
+        let message = format!(
+            "the request body would take about {cost} bytes of memory, one request may have {limit} \
+             (--max-bodies-size)"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
     pub fn not_json() -> Self {
         let message = "the request body must be JSON: send the header `Content-Type: application/json`";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
@@ -137,11 +173,24 @@ impl ApiError {
         }
     }
 
+    /// 400: the shape that was asked for turned out to be too complex to be kept.
+    pub fn too_complex(message: impl Into<String>) -> Self {
+        Self { code: Some("structured_output_failed"), ..Self::invalid(message) }
+    }
+
     /// 503: the server cannot take requests now.
     pub fn unavailable(message: &str) -> Self {
         Self {
             code: Some("service_unavailable"),
             ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        }
+    }
+
+    /// 503: every connection that may be is at work.
+    pub fn too_many_connections() -> Self {
+        Self {
+            code: Some("overloaded"),
+            ..Self::unavailable("the server has as many connections as it may hold (--max-connections)")
         }
     }
 
@@ -178,7 +227,10 @@ impl From<EngineError> for ApiError {
         use baton_engine::SchedError;
         match error {
             EngineError::Param(error) | EngineError::Sched(SchedError::Params(error)) => error.into(),
-            EngineError::Busy { .. } | EngineError::Sched(SchedError::QueueFull { .. }) => Self::busy(),
+            EngineError::Busy { .. }
+            | EngineError::Sched(SchedError::QueueFull { .. } | SchedError::KeyQueueFull { .. }) => {
+                Self::busy()
+            }
             EngineError::Sched(error @ SchedError::PromptTooLong { .. }) => {
                 Self::too_long("prompt", error.to_string())
             }
@@ -186,6 +238,7 @@ impl From<EngineError> for ApiError {
                 error @ (SchedError::EmptyPrompt
                 | SchedError::InvalidToken { .. }
                 | SchedError::NeverFits { .. }
+                | SchedError::TooManyEntries { .. }
                 | SchedError::TooManySequences { .. }),
             ) => Self::invalid(error.to_string()),
             EngineError::TokenOutOfVocabulary { .. } => Self::invalid_field("prompt", error.to_string()),

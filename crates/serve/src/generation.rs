@@ -23,6 +23,7 @@ use crate::error::ApiError;
 use crate::metrics::RequestEnd;
 use crate::otlp::{self, RequestSpan, TraceParent};
 use crate::params::limit_tokens;
+use crate::scope;
 use crate::state::{App, InFlight};
 use crate::trace::Row;
 use crate::types::common::{CompletionTokensDetails, StopReason, Usage};
@@ -137,6 +138,7 @@ impl Generation {
                     Arc::clone(ends)
                 },
                 priority: job.priority,
+                tenant: tenant.id().0,
                 cache_salt: salt.clone(),
                 num_public_tokens: app.public.count(&prompt_token_ids),
                 constraint: job.constraint.clone(),
@@ -157,6 +159,8 @@ impl Generation {
         for receiver in parts.iter_mut().filter_map(|part| part.receiver.as_mut()) {
             poll_fn(|cx| receiver.poll_accepted(cx)).await?;
         }
+        // The request is tokens now; what it was read from is gone.
+        scope::release();
         Ok(Self { app: Arc::clone(app), parts, n, _in_flight: in_flight })
     }
 
@@ -284,6 +288,10 @@ impl Part {
             let Some(choice) = self.choices.get_mut(index).filter(|choice| choice.finished.is_none()) else {
                 continue;
             };
+            if let Some(reason) = &output.shape_failure {
+                let message = format!("the output cannot be given the wanted shape any further: {reason}");
+                return Err(ApiError::too_complex(message));
+            }
             if sequence.finish_reason == Some(FinishReason::Error) {
                 let cause = app.model.engine.pulse().stats().last_failure;
                 return Err(ApiError::internal(&cause.unwrap_or_else(|| "a step failed".to_owned())));

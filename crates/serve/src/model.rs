@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use baton_core::{SamplingParams, TokenId};
 use baton_engine::{Engine, EngineHandle};
+use baton_grammar::GrammarCompiler;
 use baton_text::{ChatTemplate, Tokenizer};
 
 use crate::metrics::{CacheInfo, EngineObserver, Metrics};
-use crate::structured::Grammars;
 use crate::trace::Trace;
 
 /// What turns text into tokens and back, and what the model's makers recommend.
@@ -29,7 +29,7 @@ pub struct ServedModel {
     pub(crate) names: Vec<String>,
     pub(crate) text: ModelText,
     /// Absent without a tokenizer.
-    pub(crate) grammars: Option<Grammars>,
+    pub(crate) grammars: Option<Arc<GrammarCompiler>>,
     pub(crate) engine: EngineHandle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) trace: Option<Arc<Trace>>,
@@ -65,10 +65,10 @@ impl ServedModel {
             let ids = 0..tokenizer.vocab_size() as TokenId;
             ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(0)
         });
-        let grammars = text
-            .tokenizer
-            .as_ref()
-            .map(|tokenizer| Grammars::new(tokenizer, vocab_size, &text.eos_token_ids));
+        let grammars = text.tokenizer.as_ref().map(|tokenizer| {
+            let ends = Arc::clone(&text.eos_token_ids);
+            Arc::new(GrammarCompiler::new(Arc::clone(tokenizer), vocab_size, ends))
+        });
         Self {
             grammars,
             engine: engine.spawn_observed(Box::new(observer)),

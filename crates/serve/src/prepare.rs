@@ -1,5 +1,5 @@
 //! From prompts and messages to token ids. This is the server's only heavy work besides the engine's, so it runs on
-//! threads of its own, as many at a time as there are cores, and refuses what cannot fit before tokenising it.
+//! threads of its own, at most one a core, and refuses what cannot fit before tokenising it.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use baton_text::{RenderOptions, TextError, Tokenizer};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::scope;
 use crate::state::App;
 use crate::tools::ToolUse;
 use crate::turns;
 use crate::types::prompt::Prompt;
 
-/// Runs `work` off the async threads.
+/// Runs `work` off the async threads, when it is the turn of the request's key.
 pub async fn blocking<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let permit =
-        Arc::clone(&app.text_workers).acquire_owned().await.map_err(|closed| ApiError::internal(&closed))?;
-    let app = Arc::clone(app);
-    let task = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        work(&app)
-    });
-    task.await.map_err(|error| ApiError::internal(&error))?
+    let (own, charge) = (Arc::clone(app), scope::charge());
+    let work = move || {
+        // What the work holds is there until it has ended, even if its client has gone.
+        let _charge = charge;
+        work(&own)
+    };
+    app.text_workers.run(scope::tenant(), work).await?
 }
 
 pub fn tokenizer(app: &App) -> Result<&Arc<Tokenizer>, ApiError> {

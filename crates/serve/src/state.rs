@@ -1,22 +1,28 @@
 //! What all handlers share, and the count of requests that must be finished before the server may end.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::auth::Keys;
+use crate::budget::BodyBudget;
 use crate::error::ApiError;
 use crate::otlp::Spans;
 use crate::public::PublicPrefixes;
 use crate::speech::Speech;
 use crate::store::ResponseStore;
 use crate::system::SystemPrompts;
+use crate::workers::{Pool, Workers};
 use crate::{ServedModel, ServerConfig};
 
-/// Unit of the budget for request bodies: a semaphore counts in 32 bits.
-pub const BODY_UNIT_BYTES: usize = 1024;
+/// More would only wait for each other's memory.
+const MAX_TEXT_WORKERS: usize = 16;
+/// Steps of `nice` below the engine. A prompt is wanted soon, a new schema may take its time.
+const TEXT_NICE: i32 = 5;
+const GRAMMAR_NICE: i32 = 19;
 
 #[derive(Debug)]
 pub struct App {
@@ -31,11 +37,12 @@ pub struct App {
     /// Answers that later requests may refer to.
     pub responses: ResponseStore,
     pub started: Instant,
-    /// Request bodies that are held in memory, in units of [`BODY_UNIT_BYTES`].
-    pub bodies: Arc<Semaphore>,
-    /// Prompts that are rendered and tokenised at a time: one a core, so that a burst of long prompts cannot take
-    /// every thread and all memory.
-    pub text_workers: Arc<Semaphore>,
+    /// Memory for requests that have not become tokens yet.
+    pub bodies: Arc<BodyBudget>,
+    /// Render and tokenise prompts: one a core, so that a burst of long prompts cannot take all memory.
+    pub text_workers: Workers,
+    /// Compile what outputs must be like, on at most half of the cores.
+    pub grammar_workers: Workers,
     in_flight: watch::Sender<usize>,
     draining: AtomicBool,
 }
@@ -51,9 +58,10 @@ impl App {
         public: PublicPrefixes,
         system_prompts: SystemPrompts,
         spans: Option<Spans>,
-    ) -> Arc<Self> {
-        let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        Arc::new(Self {
+    ) -> io::Result<Arc<Self>> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let has_many_keys = config.api_keys.len() > 1;
+        Ok(Arc::new(Self {
             speech: Speech::new(model.text.chat_template.as_ref(), &config),
             keys: Keys::new(&config.api_keys),
             public,
@@ -61,13 +69,14 @@ impl App {
             spans,
             responses: ResponseStore::new(&config),
             started: Instant::now(),
-            bodies: Arc::new(Semaphore::new(config.max_bodies_bytes / BODY_UNIT_BYTES)),
-            text_workers: Arc::new(Semaphore::new(workers)),
+            bodies: BodyBudget::new(config.max_bodies_bytes, has_many_keys),
+            text_workers: Workers::start(text_pool(cores.min(MAX_TEXT_WORKERS), has_many_keys))?,
+            grammar_workers: Workers::start(grammar_pool(cores / 2, has_many_keys))?,
             in_flight: watch::Sender::new(0),
             draining: AtomicBool::new(false),
             model,
             config,
-        })
+        }))
     }
 
     /// Lets a request in, unless the server is about to end.
@@ -109,6 +118,31 @@ impl App {
         let stuck = beat.phase != baton_engine::Phase::Idle && beat.for_time > self.config.stall_timeout;
         stuck.then_some("the engine is stuck")
     }
+}
+
+fn text_pool(num_threads: usize, has_many_keys: bool) -> Pool {
+    Pool {
+        num_threads,
+        stack_bytes: baton_text::TEMPLATE_STACK_BYTES,
+        nice: TEXT_NICE,
+        max_per_tenant: share(num_threads, has_many_keys),
+        prepare: baton_text::declare_large_stack,
+    }
+}
+
+fn grammar_pool(num_threads: usize, has_many_keys: bool) -> Pool {
+    Pool {
+        num_threads,
+        stack_bytes: baton_grammar::STACK_BYTES,
+        nice: GRAMMAR_NICE,
+        max_per_tenant: share(num_threads, has_many_keys),
+        prepare: || {},
+    }
+}
+
+/// Threads that one key may have at a time: with several keys, half of them.
+fn share(num_threads: usize, has_many_keys: bool) -> usize {
+    if has_many_keys { num_threads.div_ceil(2) } else { num_threads }
 }
 
 impl Drop for InFlight {

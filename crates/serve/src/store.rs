@@ -1,7 +1,8 @@
 //! Answers of `/v1/responses` that later requests may refer to, in memory and within limits.
 //!
-//! Each belongs to the key that asked for it; nobody else can see that it exists. The oldest go first when there are too
-//! many or they are too large, and all go after their time. What is still being made stays.
+//! Each belongs to the key that asked for it; nobody else can see that it exists. When there are too many or they are too
+//! large, the oldest of the key that holds most go first, so that one key cannot push out what another one keeps. All go
+//! after their time. What is still being made stays.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 use tokio::sync::Notify;
 
 use crate::ServerConfig;
-use crate::auth::Tenant;
+use crate::auth::{Tenant, TenantId};
 use crate::error::ApiError;
 use crate::types::responses::ResponseObject;
 
@@ -75,7 +76,7 @@ impl ResponseStore {
         entries.remove(&id);
         entries.forget_old(self.ttl);
         while entries.by_id.len() >= self.max_responses || entries.num_bytes + num_bytes > self.max_bytes {
-            if !entries.forget_oldest() {
+            if !entries.forget_for(tenant, num_bytes) {
                 return Err(ApiError::busy());
             }
         }
@@ -118,6 +119,31 @@ impl Entries {
             }
             self.forget_oldest();
         }
+    }
+
+    /// Makes room for a response of this size: the oldest of the key that would hold most goes. False where there is
+    /// nothing that may be forgotten.
+    fn forget_for(&mut self, tenant: &Tenant, num_bytes: usize) -> bool {
+        let mut held: HashMap<TenantId, (usize, usize)> = HashMap::from([(tenant.id(), (num_bytes, 1))]);
+        for entry in self.by_id.values() {
+            let held = held.entry(entry.tenant.id()).or_default();
+            held.0 += entry.num_bytes;
+            held.1 += 1;
+        }
+        // By bytes, then by number, then by who asks: a key that is alone pays for itself.
+        let weight = |id: &TenantId| (held[id], *id == tenant.id(), *id);
+        let done = self.order.iter().filter_map(|id| self.by_id.get_key_value(id));
+        let done = done.filter(|(_, entry)| entry.stored.cancel.is_none());
+        let mut victim: Option<(&String, TenantId)> = None;
+        for (id, entry) in done {
+            let of = entry.tenant.id();
+            if victim.is_none_or(|(_, best)| weight(&of) > weight(&best)) {
+                victim = Some((id, of));
+            }
+        }
+        let Some(id) = victim.map(|(id, _)| id.clone()) else { return false };
+        self.remove(&id);
+        true
     }
 
     /// False where there is nothing that may be forgotten.
@@ -189,6 +215,24 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         assert!(store.get(&nobody, "a", "id").is_err());
         assert_eq!(store.lock().num_bytes, 0);
+    }
+
+    #[test]
+    fn one_key_does_not_push_out_what_another_keeps() {
+        let keys = Keys::new(&["one".to_owned(), "two".to_owned()]);
+        let (one, two) = (keys.check(Some("one")).unwrap(), keys.check(Some("two")).unwrap());
+        let store = store(4, 1 << 20, Duration::from_secs(60));
+        store.put(&one, stored("kept", false)).unwrap();
+        for number in 0..100 {
+            store.put(&two, stored(&format!("many-{number}"), false)).unwrap();
+        }
+        assert!(store.get(&one, "kept", "id").is_ok());
+        assert!(store.get(&two, "many-99", "id").is_ok() && store.get(&two, "many-96", "id").is_err());
+        // Nor does the other push back further than to its own share.
+        for number in 0..100 {
+            store.put(&one, stored(&format!("more-{number}"), false)).unwrap();
+        }
+        assert!(store.get(&one, "more-99", "id").is_ok() && store.get(&two, "many-99", "id").is_ok());
     }
 
     #[test]

@@ -1,36 +1,18 @@
 //! Structured output, from the fields of a request to the compiled constraint that goes to the engine with it.
 //!
-//! Compiling happens on threads of its own, few at a time, so that a heavy schema delays neither prompts nor streams.
+//! Compiling happens on threads of its own, few and of low priority, so that a heavy schema delays neither prompts nor
+//! streams; a schema that was compiled before needs none of them.
 //! A request's shape is compiled when its fields are read, so that the error names the field that the client sent.
 
 use std::sync::Arc;
 
-use baton_core::{Constraint, SamplingParams, StructuredOutput, TokenId};
-use baton_grammar::{CompiledGrammar, GrammarCompiler, GrammarError};
-use baton_text::Tokenizer;
+use baton_core::{Constraint, SamplingParams, StructuredOutput};
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
+use crate::scope;
 use crate::state::App;
 use crate::types::structured::{ResponseFormat, StructuredFields, StructuredOutputs};
-
-/// Requests that may have a thread to compile on.
-const MAX_WORKERS: usize = 4;
-
-/// The served model's compiler.
-#[derive(Debug)]
-pub struct Grammars {
-    compiler: Arc<GrammarCompiler>,
-    workers: Arc<Semaphore>,
-}
-
-impl Grammars {
-    pub fn new(tokenizer: &Arc<Tokenizer>, vocab_size: usize, eos_token_ids: &Arc<[TokenId]>) -> Self {
-        let compiler = GrammarCompiler::new(Arc::clone(tokenizer), vocab_size, Arc::clone(eos_token_ids));
-        Self { compiler: Arc::new(compiler), workers: Arc::new(Semaphore::new(MAX_WORKERS)) }
-    }
-}
 
 /// A shape, and the field of the request that asks for it.
 pub type Wish = (&'static str, StructuredOutput);
@@ -54,17 +36,18 @@ async fn compile(app: &App, field: &str, shape: StructuredOutput) -> Result<Arc<
         let message = format!("{field}: this model has no tokenizer, so that its outputs have no shape");
         return Err(ApiError::invalid_field(field, message));
     };
-    let permit = Arc::clone(&grammars.workers).acquire_owned().await;
-    let permit = permit.map_err(|closed| ApiError::internal(&closed))?;
-    let compiler = Arc::clone(&grammars.compiler);
-    let task = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        compiler.compile(&shape)
-    });
-    let compiled = task.await.map_err(|error| ApiError::internal(&error))?;
+    // Known shapes wait for nobody.
+    if let Some(known) = grammars.find(&shape) {
+        return Ok(known);
+    }
+    let grammars = Arc::clone(grammars);
+    let compile = move || grammars.compile(&shape);
+    let compiling = app.grammar_workers.run(scope::tenant(), compile);
+    // One that is being compiled ends soon, so whoever waits longer waits for others.
+    let compiled =
+        tokio::time::timeout(app.config.compile_timeout, compiling).await.map_err(|_| ApiError::busy())??;
     match compiled {
-        Ok(compiled) => Ok(compiled as Arc<CompiledGrammar> as Arc<dyn Constraint>),
-        Err(GrammarError::Busy) => Err(ApiError::busy()),
+        Ok(compiled) => Ok(compiled),
         Err(error) => Err(ApiError::invalid_field(field, format!("{field}: {error}"))),
     }
 }

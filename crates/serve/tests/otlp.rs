@@ -60,8 +60,7 @@ async fn complete_once(endpoint: &str, traceparent: &str) -> String {
         let body =
             json!({"prompt": "Hello", "max_tokens": 6, "ignore_eos": true, "temperature": 0.5}).to_string();
         let mut stream = std::net::TcpStream::connect(address).expect("a connection");
-        let head =
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json";
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json";
         write!(
             stream,
             "{head}\r\ntraceparent: {traceparent}\r\nContent-Length: {}\r\n\r\n{body}",

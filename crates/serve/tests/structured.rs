@@ -115,3 +115,39 @@ async fn many_at_once_each_have_their_own() {
         task.await.expect("no request fails");
     }
 }
+
+/// Large and never the same, so that each takes a while and none is found in the cache.
+fn large_schema(number: usize) -> Value {
+    let property = |index: usize| (format!("p{index}_{number}"), json!({"type": "integer"}));
+    json!({"type": "object", "properties": (0..4000).map(property).collect::<serde_json::Map<_, _>>()})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_known_schema_does_not_wait_for_those_that_are_compiled() {
+    let client = client().await;
+    let ask = |schema: Value| json!({"prompt": "Hi", "max_tokens": 4, "guided_json": schema});
+    client.ok(COMPLETIONS, &ask(schema())).await;
+    let heavy: Vec<_> = (0..12)
+        .map(|number| {
+            let (client, body) = (client.clone(), ask(large_schema(number)));
+            tokio::spawn(async move { client.post(COMPLETIONS, &body).await.status })
+        })
+        .collect();
+    // All of them wait or are compiled; this one is known.
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    client.ok(COMPLETIONS, &ask(schema())).await;
+    assert!(!heavy.iter().all(tokio::task::JoinHandle::is_finished), "it waited for all of them");
+    heavy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn a_schema_that_nobody_could_compile_is_refused_at_once() {
+    let client = client().await;
+    for step in [2_147_483_648_u64, 99_999_989] {
+        let body = json!({"prompt": "Hi", "guided_json": {"type": "integer", "multipleOf": step}});
+        let refused = client.post(COMPLETIONS, &body).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        let says_why = refused.text.contains("make it simpler") || refused.text.contains("multipleOf of");
+        assert!(says_why, "{}", refused.text);
+    }
+}

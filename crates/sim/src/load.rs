@@ -21,6 +21,8 @@ pub struct Scenario {
     pub aborts: u64,
     pub failures: u64,
     pub cache_resets: u64,
+    /// How many tenants send requests.
+    pub tenants: usize,
     /// Beginnings that prompts have in common.
     prefixes: Vec<Vec<TokenId>>,
 }
@@ -44,8 +46,10 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + *rng.pick(&[0, 1, 8, 40, 200]),
         max_num_logit_rows: max_num_seqs + *rng.pick(&[0, 1, 30]),
+        max_num_sample_entries: *rng.pick(&[usize::MAX, usize::MAX, 4 * max_model_len, max_model_len]),
         max_model_len,
         max_num_queued_reqs: rng.per_mille(300).then_some(6),
+        max_num_queued_reqs_per_key: rng.per_mille(200).then_some(4),
         policy: *rng.pick(&[Policy::Fcfs, Policy::Fcfs, Policy::Priority]),
         preemption_mode: *rng.pick(&[PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]),
         long_prefill_token_threshold: *rng.pick(&[0, 0, 1, 7]),
@@ -60,6 +64,7 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
         kv,
         model,
         load: rng.between(1, 16),
+        tenants: *rng.pick(&[1, 1, 2, 5]),
         aborts: if mishaps { 20 } else { 0 },
         failures: if mishaps { 4 } else { 0 },
         cache_resets: if mishaps { 3 } else { 0 },
@@ -83,6 +88,7 @@ pub fn random_request(rng: &mut Rng, scenario: &Scenario, id: RequestId) -> Requ
     let mut request = Request::new(id, prompt, random_params(rng));
     request.eos_token_ids = if rng.per_mille(500) { Arc::from([0, 1]) } else { Arc::from([]) };
     request.priority = rng.between(0, 3) as i32 - 1;
+    request.tenant = rng.between(0, scenario.tenants - 1) as u32;
     request.cache_salt = rng.per_mille(200).then(|| Arc::from(*rng.pick(&["", "red", "blue"])));
     // What is public lies within the beginnings that requests share, and ends before the prompt does.
     let most = shared_len.min(request.prompt_token_ids.len() - 1);
@@ -102,6 +108,9 @@ fn random_params(rng: &mut Rng) -> SamplingParams {
         presence_penalty: if rng.per_mille(100) { 0.5 } else { 0.0 },
         ..SamplingParams::default()
     };
+    if rng.per_mille(50) {
+        params.logit_bias = (0..rng.between(1, 8) as TokenId).map(|token| (token, 0.0)).collect();
+    }
     if rng.per_mille(200) {
         params.stop_token_ids = vec![rng.between(2, 5) as TokenId];
     }

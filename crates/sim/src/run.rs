@@ -23,6 +23,8 @@ pub struct Report {
     pub num_refused: usize,
     pub num_aborted: usize,
     pub num_failed_steps: usize,
+    /// Of those, Plans that could not be submitted while an older one was being computed.
+    pub num_failed_submits: usize,
     pub num_copies: usize,
     pub num_swapped_blocks: usize,
     pub num_planned_ahead: usize,
@@ -131,6 +133,15 @@ impl Run {
         self.check_limits(&plan);
         self.check_starvation(oldest, &plan);
         let is_empty = plan.is_empty();
+        if !is_empty && self.rng.per_mille(self.scenario.failures) {
+            // The device refuses it; what is in flight goes on.
+            self.report.num_failed_steps += 1;
+            self.report.num_failed_submits += usize::from(!self.in_flight.is_empty());
+            let outputs = self.scheduler.fail(&plan);
+            self.scheduler.check_invariants();
+            self.deliver(&outputs);
+            return;
+        }
         if !is_empty {
             self.launch(plan);
         }
@@ -199,16 +210,29 @@ impl Run {
         assert!(plan.seqs.len() <= config.max_num_seqs, "step {}: too many sequences", plan.step);
         let num_rows: usize = plan.seqs.iter().map(baton_sched::PlannedSeq::num_logit_rows).sum();
         assert!(num_rows <= config.max_num_logit_rows, "step {}: too many rows of logits", plan.step);
+        let num_entries: usize = plan.seqs.iter().map(|planned| self.num_sample_entries(planned)).sum();
+        let limit = config.max_num_sample_entries;
+        assert!(num_entries <= limit, "step {}: {num_entries} entries of samples", plan.step);
         let mut plans = plan.seqs.iter().map(|planned| planned.seq_id).collect::<Vec<_>>();
         plans.sort_unstable();
         assert!(plans.windows(2).all(|pair| pair[0] != pair[1]), "step {}: a sequence twice", plan.step);
     }
 
-    /// Under fcfs nobody keeps the oldest request waiting.
+    /// Penalised tokens and biases that the samples of a run bring.
+    fn num_sample_entries(&self, planned: &baton_sched::PlannedSeq) -> usize {
+        let view = self.scheduler.sequence(planned.seq_id).expect("a planned sequence is known");
+        if view.params.beam.is_some() {
+            return 0;
+        }
+        let penalised = if view.params.has_penalties() { view.token_ids.len() } else { 0 };
+        planned.samples.len() * (penalised + view.params.logit_bias.len())
+    }
+
+    /// Under fcfs nobody keeps the oldest request waiting, unless it is the turn of another tenant.
     fn check_starvation(&mut self, oldest: Option<RequestId>, plan: &Plan) {
         let is_planned = |id: RequestId| plan.seqs.iter().any(|planned| planned.request_id == id);
-        let is_kept_waiting =
-            self.scenario.sched.policy == Policy::Fcfs && oldest.is_some_and(|id| !is_planned(id));
+        let is_in_order = self.scenario.sched.policy == Policy::Fcfs && self.scenario.tenants == 1;
+        let is_kept_waiting = is_in_order && oldest.is_some_and(|id| !is_planned(id));
         if !is_kept_waiting || oldest != self.oldest {
             self.rounds_without_oldest = 0;
         }

@@ -14,6 +14,7 @@ fn add(total: &mut Report, report: &Report) {
     total.num_refused += report.num_refused;
     total.num_aborted += report.num_aborted;
     total.num_failed_steps += report.num_failed_steps;
+    total.num_failed_submits += report.num_failed_submits;
     total.num_copies += report.num_copies;
     total.num_swapped_blocks += report.num_swapped_blocks;
     total.num_planned_ahead += report.num_planned_ahead;
@@ -58,6 +59,7 @@ fn a_million_steps() {
         ("refused requests", total.num_refused as u64),
         ("aborts", total.num_aborted as u64),
         ("failed steps", total.num_failed_steps as u64),
+        ("failed submits beside a step in flight", total.num_failed_submits as u64),
         ("copies on write", total.num_copies as u64),
         ("swapped blocks", total.num_swapped_blocks as u64),
         ("tokens planned ahead", total.num_planned_ahead as u64),

@@ -44,6 +44,9 @@ pub enum TextError {
     /// The template failed while it was rendered.
     #[error("the chat template could not be rendered: {0}")]
     TemplateRender(String),
+    /// The system had no thread to render it on.
+    #[error("no thread could be started for the chat template: {0}")]
+    NoThread(String),
     /// The template needed more time, memory or output than any sound template does.
     #[error("the chat template was stopped: {0}")]
     TemplateLimit(String),

@@ -4,7 +4,6 @@
 //! later, while it encodes. What can be checked is checked before; the rest is caught at this border and becomes an
 //! error, so that a bad file or a strange text never takes the server down.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use baton_core::TokenId;
@@ -12,6 +11,7 @@ use serde_json::Value;
 
 use crate::TextError;
 use crate::bytes::{ByteAlphabet, byte_of_hex_token};
+use crate::contain::contain;
 use crate::vocab::{MAX_VOCAB_SIZE, PieceStyle, Pieces};
 
 const FILE: &str = "tokenizer.json";
@@ -20,9 +20,9 @@ const MAX_JSON_DEPTH: usize = 64;
 
 /// Runs a call into the `tokenizers` crate and turns a panic into an error.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("its contents contradict each other (the tokenizer library gave up)".to_owned()),
+    match contain(call) {
+        Some(result) => result.map_err(|error| error.to_string()),
+        None => Err("its contents contradict each other (the tokenizer library gave up)".to_owned()),
     }
 }
 

@@ -31,6 +31,7 @@
 mod answer;
 mod bpe;
 mod bytes;
+mod contain;
 mod error;
 mod hf;
 mod incremental;
@@ -47,12 +48,14 @@ pub use answer::{
     AnswerEvent, AnswerOptions, AnswerParser, CallMode, OutputParser, ReasoningFormat, ToolFormat,
     UnknownFormat, append_events,
 };
+pub use contain::panic_is_contained;
 pub use error::TextError;
 pub use incremental::IncrementalDecoder;
 pub use stop::StopStrings;
 pub use stream::{Delta, OutputOptions, OutputStream, StopMatch};
 pub use template::{
-    ArgumentsForm, ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions, TemplateAbilities,
+    ArgumentsForm, ChatTemplate, MAX_RENDERED_BYTES, MAX_TEMPLATE_BYTES, RenderOptions, TEMPLATE_STACK_BYTES,
+    TemplateAbilities, declare_large_stack,
 };
 pub use tokenizer::{EncodeOptions, Tokenizer};
 pub use vocab::{GgufVocab, TokenKind};

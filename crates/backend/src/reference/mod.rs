@@ -160,6 +160,7 @@ impl Backend for ReferenceBackend {
             attention_rows: 0,
             sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
             partial_bytes: 0,
+            max_sample_entries: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,
         }

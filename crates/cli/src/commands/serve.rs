@@ -5,29 +5,41 @@ use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use baton_core::SamplingParams;
+use baton_engine::EngineConfig;
 use baton_serve::{
-    ModelText, PublicContent, PublicPrefix, ServeError, ServedModel, Server, ServerConfig, SystemPrompt,
-    TlsFiles,
+    ModelText, PublicContent, PublicPrefix, Reserved, ServeError, ServedModel, Server, ServerConfig,
+    SystemPrompt, TlsFiles,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::engine_args::EngineArgs;
 use crate::errors::{CONTAINED_HTTP_THREAD, WithHint, hinted};
+use crate::log::{self, Log};
 use crate::serve_args::{LogFormat, ServeArgs};
 use crate::session::{Session, with_generation_defaults};
 
 pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
-    let config = server_config(args)?;
+    let mut config = server_config(args)?;
     // What is wrong with a file is said before a model is loaded.
     let profile = args.log.profile.as_ref().map(|path| {
         File::create(path).with_context(|| format!("--profile: cannot write {}", path.display()))
     });
     let profile = profile.transpose()?;
-    install_log(args);
-    let session = Session::open(args.model.as_deref(), &args.engine)?;
+    config.num_lost_log_lines = Some(install_log(args)?);
+    // So is that the port is taken, or a certificate wrong.
+    let reserved = match Reserved::new(&config) {
+        Err(error @ ServeError::Bind { .. }) => {
+            Err(error).with_hint(|| "is another server running?".to_owned())?
+        }
+        reserved => reserved?,
+    };
+    let session = Session::open(args.model.as_deref(), &engine_args(args))?;
     tracing::info!("{}", session.engine.memory_plan());
     let load_s = session.load_s;
     let model = served_model(args, session, profile);
@@ -38,20 +50,27 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         .build()
         .context("the server's threads could not be started")?;
     let served = runtime.block_on(async {
-        let server = match Server::bind(model, config).await {
-            Err(error @ ServeError::Bind { .. }) => {
-                Err(error).with_hint(|| "is another server running?".to_owned())?
-            }
-            bound => bound?,
-        };
+        let server = Server::listen(reserved, model, config).await?;
         let stop = stop_signal()?;
-        announce(out, &name, server.address(), load_s, args)?;
+        // Whoever started the server may have closed its stdout; that is no reason not to serve.
+        let _ = announce(out, &name, server.address(), load_s, args);
         server.run(stop).await?;
         Ok(())
     });
     // A connection that does not want to end must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    log::flush();
     served
+}
+
+/// With several keys, one may have half of the queue unless it is said otherwise.
+fn engine_args(args: &ServeArgs) -> EngineArgs {
+    let mut engine = args.engine.clone();
+    if args.api_keys().len() > 1 {
+        let all = engine.max_num_queued_reqs.unwrap_or(EngineConfig::default().max_num_queued_reqs);
+        engine.max_num_queued_reqs_per_key.get_or_insert(all.div_ceil(2));
+    }
+    engine
 }
 
 fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
@@ -85,10 +104,15 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         otlp_traces_endpoint: args.log.otlp_traces_endpoint.clone(),
         console: !args.listen.disable_console,
         max_body_bytes: usize::try_from(args.listen.max_body_size).context("--max-body-size")?,
+        max_body_items: args.listen.max_body_items,
+        max_bodies_bytes: usize::try_from(args.listen.max_bodies_size).context("--max-bodies-size")?,
+        allowed_hosts: args.listen.allowed_hosts.clone(),
         max_connections: args.listen.max_connections,
         max_logprobs: args.listen.max_logprobs,
         max_choices: args.listen.max_choices,
         read_timeout: Duration::from_secs_f64(args.listen.read_timeout),
+        half_close_timeout: Duration::from_secs_f64(args.listen.half_close_timeout),
+        compile_timeout: Duration::from_secs_f64(args.listen.compile_timeout),
         shutdown_timeout: Duration::from_secs_f64(args.listen.shutdown_timeout),
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
         tool_call_parser: args.speech.tool_call_parser,
@@ -165,7 +189,8 @@ fn stop_signal() -> Result<impl Future<Output = ()>> {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            eprintln!("stopped at once: a second signal came");
+            log::say("stopped at once: a second signal came");
+            log::flush();
             std::process::exit(130);
         });
     })
@@ -194,15 +219,27 @@ fn announce(
     Ok(())
 }
 
-fn install_log(args: &ServeArgs) {
+/// Lines go to a queue, so that a reader of stderr that stops reading stops no request. Gives the count of lost lines.
+fn install_log(args: &ServeArgs) -> Result<Arc<AtomicU64>> {
     use std::io::IsTerminal;
+    let lost: fn(u64) -> String = match args.log.log_format {
+        LogFormat::Human => |count| format!(" WARN {count} lines of the log were lost: nobody took them\n"),
+        LogFormat::Json => |count| {
+            format!("{{\"level\":\"WARN\",\"message\":\"lines of the log were lost\",\"count\":{count}}}\n")
+        },
+    };
+    let log = Log::start(std::io::stderr(), args.log.max_queued_log_lines as usize, lost)
+        .context("the log's thread could not be started")?;
+    log.install();
+    let num_lost = log.num_lost();
     let builder = tracing_subscriber::fmt()
         .with_max_level(args.log.log_level.0)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        .with_writer(std::io::stderr);
+        .with_writer(log);
     match args.log.log_format {
         LogFormat::Human => builder.init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
     }
+    Ok(num_lost)
 }

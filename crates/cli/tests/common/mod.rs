@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -94,16 +95,24 @@ pub fn data(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path).display().to_string()
 }
 
-/// The default model. It is too large to be a fixture.
+/// The default model, which is too large to be a fixture: where `BATON_TEST_MODEL` says, or in `.cache/`, where it is
+/// fetched to once, with the product's own command.
 pub fn model() -> PathBuf {
-    let path = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from);
-    let path = path
-        .expect("BATON_TEST_MODEL is not set: run `cargo xtask test`, which fetches the model and sets it");
-    assert!(
-        path.is_file(),
-        "BATON_TEST_MODEL is {}, which is no file: run `cargo xtask test`",
-        path.display()
-    );
+    static FETCH: Mutex<()> = Mutex::new(());
+    if let Some(path) = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from) {
+        assert!(path.is_file(), "BATON_TEST_MODEL is {}, which is no file", path.display());
+        return path;
+    }
+    let home = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/home");
+    let path = home.join("models").join(MODEL_FILE);
+    let _one_at_a_time = FETCH.lock().unwrap_or_else(PoisonError::into_inner);
+    if !path.is_file() {
+        println!("fetching the default model into {}, once", home.display());
+        let mut pull = Command::new(env!("CARGO_BIN_EXE_baton"));
+        let pulled = pull.arg("pull").env("BATON_HOME", &home).output().expect("the binary starts");
+        let said = String::from_utf8_lossy(&pulled.stderr);
+        assert!(pulled.status.success(), "this test needs the default model, and fetching it failed: {said}");
+    }
     path
 }
 

@@ -70,7 +70,7 @@ impl Model {
     }
 
     pub fn compile(&self, wish: &StructuredOutput) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        self.compiler.compile(wish)
+        self.compiler.compile_apart(wish)
     }
 
     pub fn json(&self, schema: &serde_json::Value) -> Arc<CompiledGrammar> {

@@ -61,7 +61,7 @@ impl RealModel {
         wish: StructuredOutput,
         params: SamplingParams,
     ) -> Result<Pending, GrammarError> {
-        let constraint: Arc<dyn Constraint> = self.compiler.compile(&wish)?;
+        let constraint: Arc<dyn Constraint> = self.compiler.compile_apart(&wish)?;
         let prompt = self.tokenizer.encode(prompt, true).expect("a prompt");
         let params = SamplingParams { structured_outputs: Some(wish), ..params };
         let request = Request {

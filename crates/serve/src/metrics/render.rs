@@ -13,6 +13,7 @@ use super::{FINISH_REASONS, Histogram, Metrics, escape};
 pub struct ServerFigures {
     pub num_in_flight: usize,
     pub uptime_s: f64,
+    pub num_lost_log_lines: u64,
 }
 
 struct Page {
@@ -225,6 +226,13 @@ impl Metrics {
             server.num_in_flight as f64,
         );
         page.one("baton:uptime_seconds", "gauge", "Since the server started.", "", server.uptime_s);
+        page.one(
+            "baton:log_lines_lost_total",
+            "counter",
+            "Lines of the log that nobody took.",
+            "",
+            server.num_lost_log_lines as f64,
+        );
         if let Some(bytes) = resident_bytes() {
             page.one("process_resident_memory_bytes", "gauge", "Resident memory.", "", bytes as f64);
         }

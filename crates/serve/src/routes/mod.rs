@@ -16,7 +16,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
@@ -24,10 +24,11 @@ use serde::de::DeserializeOwned;
 
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::prepare;
 use crate::state::{App, InFlight};
 use crate::types::common::SamplingFields;
 use crate::types::structured::StructuredFields;
-use crate::{access, auth, console, cors};
+use crate::{access, auth, console, cors, origin};
 
 /// A route, and what a person or a generator of clients wants to know of it.
 pub struct Route {
@@ -101,8 +102,26 @@ pub fn router(app: &Arc<App>) -> Router {
         Some(layer) => router.layer(layer),
         None => router,
     };
+    let router = router.layer(from_fn_with_state(Arc::clone(app), origin::check));
     let router = router.layer(from_fn(messages::translate_errors));
     router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
+}
+
+/// Only what is open to all, for connections that there is no other place for.
+pub fn probe_router(app: &Arc<App>) -> Router {
+    let open = ROUTES.iter().filter(|route| auth::OPEN_ROUTES.contains(&route.path));
+    let router = open.fold(Router::new(), |router, route| router.route(route.path, (route.handler)()));
+    router
+        .fallback(|| async { ApiError::too_many_connections().into_response() })
+        .with_state(Arc::clone(app))
+        .layer(from_fn(close_after))
+}
+
+/// The place is wanted by others.
+async fn close_after(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// A JSON answer.
@@ -122,14 +141,20 @@ pub(crate) struct Received<T> {
 }
 
 /// Lets a generating request in and reads it.
-pub(crate) async fn receive<T: DeserializeOwned>(
+pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
     app: &Arc<App>,
     request: Request,
 ) -> Result<Received<T>, ApiError> {
     let in_flight = app.admit()?;
     let body = JsonBody::read(app, request).await?;
-    let (own, fields): (T, SamplingFields) = (body.parse()?, body.parse()?);
-    let structured = body.parse()?;
+    let is_large = body.is_large();
+    let parse = move || -> Result<(T, SamplingFields, StructuredFields), ApiError> {
+        Ok((body.parse()?, body.parse()?, body.parse()?))
+    };
+    let (own, fields, structured) = match is_large {
+        true => prepare::blocking(app, move |_| parse()).await?,
+        false => parse()?,
+    };
     check_model(app, fields.model.as_deref())?;
     Ok(Received { in_flight, own, fields, structured })
 }

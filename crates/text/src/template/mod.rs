@@ -5,6 +5,7 @@
 //! thread of its own, whose stack is large enough for the deepest value its fuel can build. Whatever it does, it ends
 //! within a second or so, in a text or an error, and without much memory.
 
+use std::cell::Cell;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,6 +17,7 @@ use serde_json::Map;
 
 use crate::TextError;
 use crate::answer::{ReasoningFormat, ToolFormat};
+use crate::contain::contain;
 
 mod abilities;
 mod budget;
@@ -34,7 +36,7 @@ pub const MAX_RENDERED_BYTES: usize = 16 << 20;
 const FUEL: u64 = 2_000_000;
 /// Room for the recursion that a value built with that much fuel can cause when it is printed or dropped. Only what
 /// is used is ever backed by memory.
-const STACK_BYTES: usize = 512 << 20;
+pub const TEMPLATE_STACK_BYTES: usize = 512 << 20;
 const NAME: &str = "chat template";
 
 /// A compiled chat template.
@@ -64,16 +66,27 @@ pub struct RenderOptions {
     pub now: Option<SystemTime>,
 }
 
-/// Runs `work` on a thread with a large stack; a panic there becomes an error.
+thread_local! {
+    static HAS_LARGE_STACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that the calling thread has a stack of [`TEMPLATE_STACK_BYTES`], so that templates may run right on it.
+pub fn declare_large_stack() {
+    HAS_LARGE_STACK.set(true);
+}
+
+/// Runs `work` on a thread with a large stack, which may be this one; a panic there becomes an error.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, TextError> + Send) -> Result<T, TextError> {
+    if HAS_LARGE_STACK.get() {
+        let gave_up = || Err(TextError::TemplateRender("the template engine gave up on it".to_owned()));
+        return contain(work).unwrap_or_else(gave_up);
+    }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("chat-template".to_owned())
-            .stack_size(STACK_BYTES)
+            .stack_size(TEMPLATE_STACK_BYTES)
             .spawn_scoped(scope, work)
-            .map_err(|error| {
-                TextError::TemplateRender(format!("no thread could be started for it: {error}"))
-            })?;
+            .map_err(|error| TextError::NoThread(error.to_string()))?;
         thread.join().unwrap_or_else(|_| {
             Err(TextError::TemplateRender("the template engine gave up on it".to_owned()))
         })

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use baton_bench::SoakOptions;
+use baton_bench::{SoakOptions, StormOptions};
 use clap::Args;
 
 use super::{bar, write_result};
@@ -39,6 +39,21 @@ pub struct SoakArgs {
     /// Fail if the memory grows by more than this share from the first quarter of the run to the last
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     pub max_memory_growth: f64,
+    /// A second key, whose clients attack: --api-key is then that of one well-behaved client, whose tokens are timed
+    #[arg(long, value_name = "KEY")]
+    pub attack_api_key: Option<String>,
+    /// Attackers at a time
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    pub attackers: usize,
+    /// Seconds that the well-behaved client is alone first
+    #[arg(long, value_name = "SECONDS", default_value_t = 15)]
+    pub calm: u64,
+    /// Fail if the 99th percentile between its tokens is more than so many times what it is alone
+    #[arg(long, value_name = "RATIO", default_value_t = 3.0)]
+    pub max_token_ratio: f64,
+    /// Fail if the server ever holds more memory than this, in MiB
+    #[arg(long, value_name = "MIB")]
+    pub max_resident_mib: Option<f64>,
     /// Start of all random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -48,6 +63,9 @@ pub struct SoakArgs {
 
 pub fn run(args: &SoakArgs, out: &mut dyn Write) -> Result<()> {
     let base_url = args.address.base_url();
+    if let Some(key) = &args.attack_api_key {
+        return storm(args, key, out);
+    }
     let options = SoakOptions {
         base_url: base_url.clone(),
         headers: args.address.headers(),
@@ -63,6 +81,28 @@ pub fn run(args: &SoakArgs, out: &mut dyn Write) -> Result<()> {
     };
     let progress = bar(&args.output, args.duration as usize);
     let result = baton_bench::soak(options, &progress)
+        .with_hint(|| format!("is a server running at {base_url}? try: baton serve"))?;
+    write!(out, "{}", result.summary())?;
+    write_result(&args.output, result.to_json().as_object().expect("a result is an object"))?;
+    if result.passed() { Ok(()) } else { Err(hinted("the server did not pass", "the reasons are above")) }
+}
+
+fn storm(args: &SoakArgs, attack_key: &str, out: &mut dyn Write) -> Result<()> {
+    let base_url = args.address.base_url();
+    let options = StormOptions {
+        base_url: base_url.clone(),
+        headers: args.address.headers(),
+        attack_headers: vec![("authorization".to_owned(), format!("Bearer {attack_key}"))],
+        num_attackers: args.attackers,
+        calm: Duration::from_secs(args.calm),
+        duration: Duration::from_secs(args.duration),
+        pid: args.pid,
+        max_token_ratio: args.max_token_ratio,
+        max_resident_mib: args.max_resident_mib,
+        seed: args.seed,
+    };
+    let progress = bar(&args.output, (args.calm + args.duration) as usize);
+    let result = baton_bench::storm(options, &progress)
         .with_hint(|| format!("is a server running at {base_url}? try: baton serve"))?;
     write!(out, "{}", result.summary())?;
     write_result(&args.output, result.to_json().as_object().expect("a result is an object"))?;
