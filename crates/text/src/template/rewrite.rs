@@ -129,7 +129,12 @@ impl Rewritten {
         self.put("{% for ");
         self.target(&node.target)?;
         self.put(" in ");
-        self.charged(&node.iter, "iterate")?;
+        // Constants need no charge, but the one that cannot be iterated over is found there as well.
+        if matches!(&node.iter, Expr::Const(constant) if constant.value.is_none()) {
+            self.put("(none|__baton_iterate)");
+        } else {
+            self.charged(&node.iter, "iterate")?;
+        }
         if let Some(condition) = &node.filter_expr {
             self.put(" if ");
             self.expression(condition)?;
@@ -265,15 +270,16 @@ impl Rewritten {
             Expr::Var(variable) => self.name(variable.id)?,
             Expr::Const(constant) => self.literal(&constant.value),
             Expr::Slice(slice) => {
-                self.charged(&slice.expr, "touch")?;
-                self.put("[");
-                for (separator, part) in [("", &slice.start), (":", &slice.stop), (":", &slice.step)] {
-                    self.put(separator);
-                    if let Some(part) = part {
-                        self.expression(part)?;
+                self.put("__baton_slice(");
+                self.expression(&slice.expr)?;
+                for part in [&slice.start, &slice.stop, &slice.step] {
+                    self.put(", ");
+                    match part {
+                        Some(part) => self.expression(part)?,
+                        None => self.put("none"),
                     }
                 }
-                self.put("]");
+                self.put(")");
             }
             Expr::UnaryOp(node) => {
                 self.put(match node.op {
@@ -284,6 +290,14 @@ impl Rewritten {
                 self.put(")");
             }
             Expr::BinOp(node) => self.operation(node)?,
+            Expr::Compare(node) if node.ops.len() == 1 && is_order(node.ops[0].op) => {
+                write!(self.source, "{PREFIX}order(\"{}\", ", comparison(node.ops[0].op).trim())
+                    .expect("writing to a string");
+                self.expression(&node.expr)?;
+                self.put(", ");
+                self.expression(&node.ops[0].expr)?;
+                self.put(")");
+            }
             Expr::Compare(node) => {
                 self.put("(");
                 self.charged(&node.expr, "weigh")?;
@@ -371,6 +385,9 @@ impl Rewritten {
             BinOpKind::Mul => ("__baton_multiply(", ", "),
             BinOpKind::ScAnd => ("(", " and "),
             BinOpKind::ScOr => ("(", " or "),
+            BinOpKind::Rem | BinOpKind::FloorDiv | BinOpKind::Div | BinOpKind::Pow => {
+                return self.binary_call(node);
+            }
             _ => return self.plain_operation(node),
         };
         self.put(open);
@@ -382,13 +399,23 @@ impl Rewritten {
         Ok(())
     }
 
+    fn binary_call(&mut self, node: &BinOp<'_>) -> Result<(), Refused> {
+        self.put(match node.op {
+            BinOpKind::Rem => "__baton_remainder(",
+            BinOpKind::FloorDiv => "__baton_floor_divide(",
+            BinOpKind::Div => "__baton_divide(",
+            _ => "__baton_power(",
+        });
+        self.expression(&node.left)?;
+        self.put(", ");
+        self.expression(&node.right)?;
+        self.put(")");
+        Ok(())
+    }
+
     fn plain_operation(&mut self, node: &BinOp<'_>) -> Result<(), Refused> {
         let operator = match node.op {
             BinOpKind::Sub => " - ",
-            BinOpKind::Div => " / ",
-            BinOpKind::FloorDiv => " // ",
-            BinOpKind::Rem => " % ",
-            BinOpKind::Pow => " ** ",
             BinOpKind::Eq => " == ",
             BinOpKind::Ne => " != ",
             BinOpKind::Lt => " < ",
@@ -396,9 +423,7 @@ impl Rewritten {
             BinOpKind::Gt => " > ",
             BinOpKind::Gte => " >= ",
             BinOpKind::In => " in ",
-            BinOpKind::Add | BinOpKind::Mul | BinOpKind::Concat | BinOpKind::ScAnd | BinOpKind::ScOr => {
-                unreachable!("written as chains")
-            }
+            _ => unreachable!("written as chains or calls"),
         };
         self.put("(");
         self.charged(&node.left, "weigh")?;
@@ -467,6 +492,10 @@ impl Rewritten {
         self.put(")");
         Ok(())
     }
+}
+
+fn is_order(operator: CompareOpKind) -> bool {
+    matches!(operator, CompareOpKind::Lt | CompareOpKind::Lte | CompareOpKind::Gt | CompareOpKind::Gte)
 }
 
 fn comparison(operator: CompareOpKind) -> &'static str {

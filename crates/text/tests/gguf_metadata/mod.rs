@@ -63,8 +63,8 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         let key = reader.text();
         let kind = u32::from_le_bytes(reader.take());
         let value = reader.value(kind);
-        if let Some(key) = key.strip_prefix("tokenizer.") {
-            values.insert(key.to_owned(), value);
+        if key == "general.name" || key.starts_with("tokenizer.") {
+            values.insert(key.strip_prefix("tokenizer.").unwrap_or(&key).to_owned(), value);
         }
     }
     let mut array = |key: &str| match values.remove(key) {
@@ -94,6 +94,7 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         _ => None,
     };
     GgufVocab {
+        name: string("general.name"),
         model: string("ggml.model").expect("tokenizer.ggml.model"),
         pre: string("ggml.pre"),
         tokens,
