@@ -258,6 +258,7 @@ impl TextModel {
 fn gguf_vocab(fields: GgufVocabFields) -> GgufVocab {
     GgufVocab {
         model: fields.model,
+        name: fields.name,
         pre: fields.pre,
         tokens: fields.tokens,
         token_types: fields.token_types,

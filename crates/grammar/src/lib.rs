@@ -11,12 +11,17 @@
 //! Compiling takes milliseconds to seconds: never on an async thread nor on the engine's.
 #![forbid(unsafe_code)]
 
+mod closed;
 mod compiler;
 mod error;
+mod filter;
 mod formats;
+mod gbnf;
 mod matcher;
 mod schema;
 mod vocabulary;
 
+pub use closed::{close_objects, closed_schema};
 pub use compiler::{CompiledGrammar, GrammarCompiler};
 pub use error::GrammarError;
+pub use filter::FilteredConstraint;

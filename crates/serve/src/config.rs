@@ -35,6 +35,10 @@ pub struct ServerConfig {
     pub otlp_traces_endpoint: Option<Endpoint>,
     /// Web pages that may call this server from a browser; empty turns CORS off, `*` allows all.
     pub allowed_origins: Vec<String>,
+    /// What a proxy puts before every path; empty for nothing.
+    pub root_path: String,
+    /// Tokens in log-probabilities are written as `token_id:ID` unless a request says otherwise.
+    pub tokens_as_ids: bool,
     /// Whether `/` shows the web console.
     pub console: bool,
     pub max_body_bytes: usize,
@@ -72,6 +76,8 @@ impl Default for ServerConfig {
             public_prefixes: Vec::new(),
             otlp_traces_endpoint: None,
             allowed_origins: Vec::new(),
+            root_path: String::new(),
+            tokens_as_ids: false,
             console: true,
             max_body_bytes: 16 << 20,
             max_bodies_bytes: 256 << 20,

@@ -43,6 +43,7 @@ mod trace;
 mod turns;
 pub mod types;
 mod watchdog;
+mod wording;
 
 pub use config::{ParserChoice, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorDetail};

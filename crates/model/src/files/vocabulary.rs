@@ -15,6 +15,8 @@ pub enum TokenizerSource {
 /// The `tokenizer.*` keys of a GGUF file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufVocabFields {
+    /// `general.name`, by which some tokenizers are told apart.
+    pub name: Option<String>,
     /// `gpt2` (byte-level BPE), `llama` (SentencePiece) or another.
     pub model: String,
     /// Which regular expression splits text before BPE.
@@ -65,6 +67,7 @@ fn read(file: &GgufFile) -> Result<Option<TokenizerSource>, String> {
     let owned = |text: Option<&str>| text.map(str::to_owned);
     let model = metadata.get_str("tokenizer.ggml.model")?.ok_or("there is no tokenizer.ggml.model")?;
     Ok(Some(TokenizerSource::Gguf(GgufVocabFields {
+        name: owned(metadata.get_str("general.name")?),
         model: model.to_owned(),
         pre: owned(metadata.get_str("tokenizer.ggml.pre")?),
         tokens: tokens.to_vec(),
