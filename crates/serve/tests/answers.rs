@@ -383,3 +383,24 @@ async fn only_allowed_tools_are_called() {
         refused(&client, RESPONSES, &json!({"input": "Hi", "tools": tools, "tool_choice": choice})).await;
     assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!("tool_choice")), "{error}");
 }
+
+#[tokio::test]
+async fn embeddings_are_made_as_asked() {
+    let client = client().await;
+    let vector = async |more: Value| -> Vec<f64> {
+        let answer = client.ok("/v1/embeddings", &with(json!({"input": "Hello"}), more)).await;
+        answer["data"][0]["embedding"].as_array().expect("a vector").iter().filter_map(Value::as_f64).collect()
+    };
+    let length = |vector: &[f64]| vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let (unit, raw) = (vector(json!({})).await, vector(json!({"normalize": false})).await);
+    assert!((length(&unit) - 1.0).abs() < 1e-3 && (length(&raw) - 1.0).abs() > 1e-2, "{}", length(&raw));
+    assert!((unit[0] * length(&raw) - raw[0]).abs() < 1e-3);
+    let cut = vector(json!({"truncate_prompt_tokens": 3, "pooling": "last"})).await;
+    assert_eq!(cut, vector(json!({"input": "llo"})).await);
+    assert_ne!(cut, unit);
+    for (name, value) in [("pooling", json!("mean")), ("truncate_prompt_tokens", json!(0))] {
+        let (status, error) =
+            refused(&client, "/v1/embeddings", &json!({"input": "Hello", name: value})).await;
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!(name)), "{error}");
+    }
+}

@@ -31,6 +31,7 @@
 mod answer;
 mod bpe;
 mod bytes;
+mod encoder_vocab;
 mod error;
 mod hf;
 mod incremental;

@@ -12,6 +12,7 @@ use baton_core::TokenId;
 
 use crate::TextError;
 use crate::bpe::{Bpe, BpeScratch, FirstSymbols};
+use crate::encoder_vocab;
 use crate::hf::{HfConfig, HfDecoding, HfTokenizer};
 use crate::incremental::decode_bytes_lossy;
 use crate::pretokenize::PreTokenizer;
@@ -102,6 +103,9 @@ impl Tokenizer {
     /// Builds a tokenizer from a GGUF file's metadata.
     pub fn from_gguf(mut vocab: GgufVocab) -> Result<Self, TextError> {
         let kinds = vocab.validate()?;
+        if encoder_vocab::is_encoder(&vocab.model) {
+            return Self::from_encoder_vocab(vocab, &kinds);
+        }
         let ids = Arc::new(vocab.ids_by_text());
         let (model, style, add_bos) = Self::gguf_model(&vocab, &kinds, &ids)?;
         let pieces = Pieces::from_gguf(&vocab, &kinds, style)?;
@@ -139,6 +143,17 @@ impl Tokenizer {
             end_tokens: without_repeats(end_tokens),
             chat_template: vocab.chat_template,
         })
+    }
+
+    /// WordPiece and Unigram are the library's, whatever file they come in.
+    fn from_encoder_vocab(vocab: GgufVocab, kinds: &[TokenKind]) -> Result<Self, TextError> {
+        let json = encoder_vocab::tokenizer_json(&vocab, kinds);
+        let mut tokenizer = Self::from_hf(json.to_string().as_bytes(), None)?;
+        (tokenizer.bos, tokenizer.eos) = (vocab.bos_token_id, vocab.eos_token_id);
+        tokenizer.end_tokens.extend(vocab.eos_token_id);
+        tokenizer.end_tokens = without_repeats(tokenizer.end_tokens);
+        tokenizer.chat_template = vocab.chat_template;
+        Ok(tokenizer)
     }
 
     /// The model, how its tokens are written, and whether BOS is added where the file does not say.

@@ -38,6 +38,8 @@ pub struct GgufVocab {
     pub eom_token_id: Option<TokenId>,
     pub unknown_token_id: Option<TokenId>,
     pub padding_token_id: Option<TokenId>,
+    /// `tokenizer.ggml.precompiled_charsmap`: how Unigram vocabularies normalise a text.
+    pub precompiled_charsmap: Vec<u8>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.

@@ -290,14 +290,6 @@ impl Rewritten {
                 self.put(")");
             }
             Expr::BinOp(node) => self.operation(node)?,
-            Expr::Compare(node) if node.ops.len() == 1 && is_order(node.ops[0].op) => {
-                write!(self.source, "{PREFIX}order(\"{}\", ", comparison(node.ops[0].op).trim())
-                    .expect("writing to a string");
-                self.expression(&node.expr)?;
-                self.put(", ");
-                self.expression(&node.ops[0].expr)?;
-                self.put(")");
-            }
             Expr::Compare(node) => {
                 self.put("(");
                 self.charged(&node.expr, "weigh")?;
@@ -385,10 +377,10 @@ impl Rewritten {
             BinOpKind::Mul => ("__baton_multiply(", ", "),
             BinOpKind::ScAnd => ("(", " and "),
             BinOpKind::ScOr => ("(", " or "),
-            BinOpKind::Rem | BinOpKind::FloorDiv | BinOpKind::Div | BinOpKind::Pow => {
-                return self.binary_call(node);
+            BinOpKind::Sub | BinOpKind::Eq | BinOpKind::Ne | BinOpKind::In => {
+                return self.plain_operation(node);
             }
-            _ => return self.plain_operation(node),
+            _ => return self.binary_call(node),
         };
         self.put(open);
         for (index, operand) in operands.into_iter().enumerate() {
@@ -404,6 +396,11 @@ impl Rewritten {
             BinOpKind::Rem => "__baton_remainder(",
             BinOpKind::FloorDiv => "__baton_floor_divide(",
             BinOpKind::Div => "__baton_divide(",
+            // Python orders only what is alike.
+            BinOpKind::Lt => "__baton_order(\"<\", ",
+            BinOpKind::Lte => "__baton_order(\"<=\", ",
+            BinOpKind::Gt => "__baton_order(\">\", ",
+            BinOpKind::Gte => "__baton_order(\">=\", ",
             _ => "__baton_power(",
         });
         self.expression(&node.left)?;
@@ -418,10 +415,6 @@ impl Rewritten {
             BinOpKind::Sub => " - ",
             BinOpKind::Eq => " == ",
             BinOpKind::Ne => " != ",
-            BinOpKind::Lt => " < ",
-            BinOpKind::Lte => " <= ",
-            BinOpKind::Gt => " > ",
-            BinOpKind::Gte => " >= ",
             BinOpKind::In => " in ",
             _ => unreachable!("written as chains or calls"),
         };
@@ -492,10 +485,6 @@ impl Rewritten {
         self.put(")");
         Ok(())
     }
-}
-
-fn is_order(operator: CompareOpKind) -> bool {
-    matches!(operator, CompareOpKind::Lt | CompareOpKind::Lte | CompareOpKind::Gt | CompareOpKind::Gte)
 }
 
 fn comparison(operator: CompareOpKind) -> &'static str {

@@ -83,6 +83,10 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         .into_iter()
         .map(|value| if let Value::Float(score) = value { score as f32 } else { panic!("not a number") })
         .collect();
+    let precompiled_charsmap = array("ggml.precompiled_charsmap")
+        .into_iter()
+        .map(|value| if let Value::Integer(byte) = value { byte as u8 } else { panic!("not an integer") })
+        .collect();
     let integer = |key: &str| match values.get(key) {
         Some(Value::Integer(value)) => Some(*value),
         _ => None,
@@ -100,6 +104,7 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         tokens,
         token_types,
         scores,
+        precompiled_charsmap,
         merges,
         bos_token_id: id("ggml.bos_token_id"),
         eos_token_id: id("ggml.eos_token_id"),
