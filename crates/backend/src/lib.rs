@@ -26,8 +26,8 @@ mod tensor;
 pub mod testing;
 
 pub use attention_plan::{
-    PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_split, first_key, plan_attention,
-    plan_relay,
+    AttentionCut, AttentionHeads, CutOptions, MAX_SPLIT_QUERIES, PlannerOptions, SequenceQueries,
+    ShareOptions, SharedPrefixes, choose_split, first_key, plan_attention, plan_relay,
 };
 pub use float8::{e4m3_from_f32, e4m3_to_f32};
 pub use format::WeightFormat;

@@ -92,6 +92,8 @@ impl Backend for MockBackend {
             attention_rows: 0,
             shared_border: 0,
             min_sharing_seqs: 2,
+            shared_units: 0,
+            shared_step_bytes: 0,
             partial_bytes: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,

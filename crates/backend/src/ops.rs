@@ -77,11 +77,15 @@ pub struct DeviceInfo {
     pub attention_units: usize,
     /// Query heads times queries of one kv head that it likes in an item; 0: it has no wish.
     pub attention_rows: usize,
-    /// Keys that several sequences have in common are read once for all, in stretches that begin and end at multiples of this.
+    /// Keys that several sequences have in common are read once for all, in spans that begin and end at multiples of this.
     /// 0: each sequence reads its own.
     pub shared_border: usize,
     /// The fewest sequences for which that is worth it.
     pub min_sharing_seqs: usize,
+    /// Pairs of an item of a shared span and a kv head that it works on at once; 0: spans are never split.
+    pub shared_units: usize,
+    /// What sharing costs each layer of a step however little is shared, in bytes that it reads in that time.
+    pub shared_step_bytes: usize,
     /// Memory for partial results of attention; 0: as much as a step needs.
     pub partial_bytes: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.

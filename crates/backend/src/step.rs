@@ -139,6 +139,9 @@ pub struct AttentionPlan {
     pub merge_slots: Vec<u32>,
     /// How many partial slots the items use.
     pub num_partials: u32,
+    /// The first so many items read what several sequences share. Their partial slots come before all others, so that a
+    /// device may run them first and leave the merging to the items that follow.
+    pub num_shared_items: u32,
 }
 
 impl AttentionPlan {
@@ -147,10 +150,25 @@ impl AttentionPlan {
         self.merges.clear();
         self.merge_slots.clear();
         self.num_partials = 0;
+        self.num_shared_items = 0;
+    }
+
+    pub fn shared_items(&self) -> &[AttentionItem] {
+        &self.items[..self.num_shared_items as usize]
+    }
+
+    /// The items of single sequences.
+    pub fn own_items(&self) -> &[AttentionItem] {
+        &self.items[self.num_shared_items as usize..]
+    }
+
+    /// Slots before this one belong to shared items.
+    pub fn num_shared_partials(&self) -> u32 {
+        self.shared_items().iter().map(|item| item.partial + item.num_queries).max().unwrap_or(0)
     }
 }
 
-/// A stretch of consecutive query rows over a stretch of pages.
+/// A run of consecutive query rows over a span of pages.
 ///
 /// Key position `k` is seen by query row `q` if `k <= positions[q]` and, with a window `w`, `positions[q] - k < w`.
 /// A lone decode is an item with one query; a prompt chunk one with many queries of one sequence; a long context is

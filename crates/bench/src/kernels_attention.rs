@@ -3,9 +3,9 @@
 
 use baton_backend::testing::{List, Op, Random};
 use baton_backend::{
-    Attention, AttentionPlan, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, PlannerOptions,
-    Qkv, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor, WeightUse, choose_split,
-    plan_attention,
+    Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, CutOptions, Embed,
+    KvDtype, KvLayerSpec, KvSpec, Qkv, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor,
+    WeightUse,
 };
 
 use crate::kernels::{KernelSizes, step_seconds};
@@ -116,16 +116,22 @@ pub(crate) fn measure(
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let num_layers = spec.layers.len();
     let program = |ops: Vec<Op>| List([vec![Op::Embed(embed)], ops].concat());
-    let cut = Cut { block_size: spec.block_size, num_kv_heads, units: device.attention_units };
+    let token_bytes = spec.bytes_per_token() / num_layers;
+    let cut = AttentionCut::new(
+        &device,
+        &AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes },
+        &CutOptions { block_size: spec.block_size, relays: false, is_fixed: false },
+    );
+    let step = |num_seqs, first, count| step(num_seqs, first, count, spec.block_size, &cut);
     let mut prompt_gmac_per_s = None;
     if num_seqs == 1 {
-        let prompt = step(1, 0, context, &cut);
+        let prompt = step(1, 0, context);
         seconds(&mut *backend, &program((0..num_layers).map(qkv).collect()), &prompt, 1)?;
         let prompt_s = seconds(&mut *backend, &program(vec![attention(0)]), &prompt, RUNS)?;
         let macs = (context * (context + 1) / 2 * num_heads * 2 * head_dim) as f64;
         prompt_gmac_per_s = Some(macs / prompt_s / 1e9);
     }
-    let mut decode = step(num_seqs, context - 1, 1, &cut);
+    let mut decode = step(num_seqs, context - 1, 1);
     sizes.make_decode(&mut decode);
     let all = program((0..num_layers).map(attention).collect());
     let decode_s = seconds(&mut *backend, &all, &decode, 2 * RUNS)?;
@@ -140,21 +146,14 @@ pub(crate) fn measure(
     })
 }
 
-/// What the cutting of attention into items depends on.
-struct Cut {
-    block_size: usize,
-    num_kv_heads: usize,
-    units: usize,
-}
-
 /// Tokens `first..first + count` of some sequences, each with pages of its own.
-fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
-    let num_pages = (first + count).div_ceil(cut.block_size);
+fn step(num_seqs: usize, first: usize, count: usize, block_size: usize, cut: &AttentionCut) -> StepInput {
+    let num_pages = (first + count).div_ceil(block_size);
     let places = || (0..num_seqs).flat_map(|seq| (first..first + count).map(move |position| (seq, position)));
     let mut input = StepInput {
         token_ids: vec![0; num_seqs * count],
         positions: places().map(|(_, position)| position as u32).collect(),
-        slots: places().map(|(seq, position)| (seq * num_pages * cut.block_size + position) as u32).collect(),
+        slots: places().map(|(seq, position)| (seq * num_pages * block_size + position) as u32).collect(),
         pages: (0..(num_seqs * num_pages) as u32).collect(),
         ..StepInput::default()
     };
@@ -165,20 +164,8 @@ fn step(num_seqs: usize, first: usize, count: usize, cut: &Cut) -> StepInput {
         pages_start: (seq * num_pages) as u32,
     };
     let sequences: Vec<_> = (0..num_seqs).map(sequence).collect();
-    let mut options = PlannerOptions {
-        block_size: cut.block_size,
-        window: None,
-        max_kv_per_item: 0,
-        // As the engine cuts prompts.
-        max_queries_per_item: 32,
-        max_split_queries: 8,
-    };
-    if cut.units > 0 {
-        options.max_kv_per_item =
-            choose_split(&sequences, &SharedPrefixes::default(), &options, cut.num_kv_heads, cut.units);
-    }
     let mut plan = AttentionPlan::default();
-    plan_attention(&sequences, &options, &mut plan);
+    cut.plan(&sequences, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
     input.attention.push(plan);
     input
 }

@@ -17,6 +17,7 @@ mod kernels_small;
 mod metrics;
 mod offline;
 mod random;
+mod relay;
 mod report;
 mod serve;
 mod soak;
@@ -37,6 +38,10 @@ pub use kernels_report::{kernels_json, kernels_table};
 pub use kernels_small::SmallFigures;
 pub use metrics::{Goodput, Metric, ServeMetrics, details};
 pub use offline::{LatencyOptions, LatencyResult, OfflineRequest, ThroughputResult, latency, throughput};
+pub use relay::{
+    Lengths, OnlineOptions, OpenRecorded, OperatorOptions, RelayMode, RelayReport, RelayRow, RelaySetting,
+    RelayWork, relay, relay_operator,
+};
 pub use report::Report;
 pub use serve::{Outcome, ServeOptions, ServeRun, run as run_serve};
 pub use soak::{SoakOptions, SoakResult, run as soak};

@@ -197,7 +197,7 @@ fn run_batch(
 
 /// What is left of some time beside the device's work. A step that began just before it is counted whole, so this can come out
 /// a little below nothing.
-fn idle_share(busy_s: f64, elapsed_s: f64) -> Option<f64> {
+pub(crate) fn idle_share(busy_s: f64, elapsed_s: f64) -> Option<f64> {
     (elapsed_s > 0.0).then(|| (1.0 - busy_s / elapsed_s).max(0.0))
 }
 
@@ -262,8 +262,9 @@ pub fn throughput(
             check(engine, &output)?;
             result.num_output_tokens +=
                 output.outputs.iter().map(|output| output.token_ids.len()).sum::<usize>();
+            // Said once, with the first output.
+            result.num_cached_tokens += output.num_cached_tokens as usize;
             if output.finished {
-                result.num_cached_tokens += output.num_cached_tokens as usize;
                 outstanding -= 1;
                 bar.inc(1);
             }
@@ -337,7 +338,7 @@ fn add(
 }
 
 /// A step that failed ends the benchmark: its figures would mean nothing.
-fn check(engine: &Engine, output: &baton_core::RequestOutput) -> Result<(), BenchError> {
+pub(crate) fn check(engine: &Engine, output: &baton_core::RequestOutput) -> Result<(), BenchError> {
     if output.outputs.iter().any(|output| output.finish_reason == Some(FinishReason::Error)) {
         let cause = engine.stats().last_failure.unwrap_or_else(|| "a step failed".to_owned());
         return Err(BenchError::Failed(cause));

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::args::KvDtypeArg;
+use crate::commands::bench::relay::RelayArgs;
 use crate::commands::bench::soak::SoakArgs;
 use crate::engine_args::EngineArgs;
 
@@ -20,6 +21,8 @@ Examples:
   baton bench serve --max-concurrency 16 --num-prompts 200        against a server on port 8000
   baton bench serve --dataset-name trace --dataset-path trace.jsonl --trace-speed 10
   baton bench soak --clients 200 --duration 120                   badly behaved clients, and a verdict
+  baton bench relay --row 32x4096+64/128                          a shared prefix, relay attention off and on
+  baton bench relay --plot relay.html                             everything about relay attention, with charts
   baton bench report results/*.json --output report.html";
 
 /// Token ids below this exist in nearly every vocabulary.
@@ -39,6 +42,8 @@ pub enum BenchCommand {
     Startup(Box<StartupArgs>),
     /// Products of a device for each weight format, and the speed of memory
     Kernels(Box<KernelsArgs>),
+    /// Relay attention and what it is worth: shared prefixes read once, against cached ones and none
+    Relay(Box<RelayArgs>),
     /// Turn result files into a page with charts, and a picture
     Report(ReportArgs),
 }

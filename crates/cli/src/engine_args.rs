@@ -95,8 +95,11 @@ pub struct CacheArgs {
     /// Compute every prompt anew
     #[arg(long, overrides_with = "enable_prefix_caching")]
     pub no_enable_prefix_caching: bool,
+    /// Read the KV of a prefix that requests of a batch share once for all of them (the default)
+    #[arg(long, overrides_with = "no_enable_relay_attention")]
+    pub enable_relay_attention: bool,
     /// Let each request read the KV of its whole prompt, even where others of the batch begin alike
-    #[arg(long, alias = "disable-cascade-attn")]
+    #[arg(long, alias = "disable-cascade-attn", overrides_with = "enable_relay_attention")]
     pub no_enable_relay_attention: bool,
     /// Which cached blocks go first
     #[arg(long, value_name = "POLICY", default_value = "lru")]
@@ -340,6 +343,10 @@ mod tests {
     fn the_last_of_two_contradicting_flags_counts() {
         assert!(!resolve(&["--enable-prefix-caching", "--no-enable-prefix-caching"]).enable_prefix_caching);
         assert!(resolve(&["--no-enable-prefix-caching", "--enable-prefix-caching"]).enable_prefix_caching);
+        let relays = |flags: &[&str]| resolve(flags).enable_relay_attention;
+        assert!(!relays(&["--enable-relay-attention", "--no-enable-relay-attention"]));
+        assert!(relays(&["--no-enable-relay-attention", "--enable-relay-attention"]));
+        assert!(!relays(&["--disable-cascade-attn"]) && relays(&["--enable-relay-attention"]));
     }
 
     #[test]

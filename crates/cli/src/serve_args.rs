@@ -57,6 +57,13 @@ pub struct ListenArgs {
     /// Beginning of prompts that all keys may share in the prefix cache (repeatable): a text, or a .json list of messages
     #[arg(long, value_name = "FILE")]
     pub public_prefix: Vec<PathBuf>,
+    /// System prompt that is computed before the server is ready, kept in the prefix cache for good and put before every chat
+    /// that brings none (repeatable: NAME=FILE is for one --served-model-name)
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub system_prompt_file: Vec<PathBuf>,
+    /// Keep the system prompt in the cache, but leave it to clients to send it
+    #[arg(long, requires = "system_prompt_file")]
+    pub no_inject_system_prompt: bool,
     /// Web pages that may call the server from a browser (repeatable; * allows all)
     #[arg(long, value_name = "ORIGIN", num_args = 1..)]
     allowed_origins: Vec<String>,

@@ -150,6 +150,8 @@ impl Backend for CpuBackend {
             // Where segments end, so that sharing does not change a bit.
             shared_border: SEGMENT_KEYS,
             min_sharing_seqs: 16,
+            shared_units: 0,
+            shared_step_bytes: 0,
             partial_bytes: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,

@@ -150,6 +150,7 @@ fn step(case: &Case, runs: &[Run]) -> StepInput {
         block_size: BLOCK_SIZE,
         window: case.window,
         max_kv_per_item: case.split,
+        max_kv_per_shared_item: 0,
         max_split_queries: 0,
         max_queries_per_item: 0,
     };
@@ -376,6 +377,7 @@ fn a_shared_prefix_is_read_by_many_queries() {
             ],
             merge_slots: vec![0, 2, 1, 3],
             num_partials: 4,
+            num_shared_items: 0,
         };
         (expected, run_and_read(backend, &input, &setup.ops, setup.output))
     };
@@ -440,6 +442,8 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         min_keys: 0,
         min_seqs: 2,
         max_queries: 1,
+        queries_per_read: 0,
+        step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &input.pages, &sharing);
@@ -447,6 +451,7 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         block_size: BLOCK_SIZE,
         window: case.window,
         max_kv_per_item: 0,
+        max_kv_per_shared_item: 0,
         max_split_queries: 0,
         max_queries_per_item: 32,
     };
@@ -477,6 +482,7 @@ fn an_empty_part_adds_nothing() {
             merges: vec![baton_backend::AttentionMerge { query: 0, first: 0, count: 2 }],
             merge_slots: vec![0, 1],
             num_partials: 2,
+            num_shared_items: 0,
         };
         let got = run_and_read(&mut backend, &input, &setup.ops, setup.output);
         assert!(error(&got, &expected) < 1e-6, "{isa}: {}", error(&got, &expected));

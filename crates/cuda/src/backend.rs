@@ -356,7 +356,8 @@ impl CudaBackend {
         self.record((fingerprint(program), *bucket), &[], program)?;
         let graph_bytes = free_bytes.saturating_sub(self.device.gpu.free_bytes());
         self.graphs = Graphs::default();
-        Ok(graph_bytes * buckets.len() as u64)
+        // Of each size one that shares nothing, and one that does.
+        Ok(2 * graph_bytes * buckets.len() as u64)
     }
 
     /// Waits for the kernels that take longest to compile, for which nothing has to wait before.

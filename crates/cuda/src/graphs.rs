@@ -35,9 +35,11 @@ pub(crate) struct Shape {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PlanShape {
-    /// Fewest and most queries of an item; 0 without items.
+    /// Fewest and most queries of an item of one sequence; 0 without items.
     pub(crate) min_queries: u32,
     pub(crate) max_queries: u32,
+    /// Some items read what several sequences share.
+    pub(crate) shares: bool,
 }
 
 impl Shape {
@@ -50,10 +52,11 @@ impl Shape {
             ..Self::default()
         };
         for (plan, shape) in input.attention.iter().zip(&mut shape.plans) {
-            let queries = || plan.items.iter().map(|item| item.num_queries);
+            let queries = || plan.own_items().iter().map(|item| item.num_queries);
             *shape = PlanShape {
                 min_queries: queries().min().unwrap_or(0),
                 max_queries: queries().max().unwrap_or(0),
+                shares: plan.num_shared_items > 0,
             };
         }
         shape
@@ -69,13 +72,14 @@ impl Shape {
         if !is_decode || rows > max_rows.min(MAX_GRAPH_ROWS) {
             return None;
         }
-        Some(Self::decode(bucket_rows(rows).min(max_rows)))
+        let shares = self.plans.iter().any(|plan| plan.shares);
+        Some(Self::decode(bucket_rows(rows).min(max_rows), shares))
     }
 
-    /// The step of so many decodes. Plans that a model does not have have no items and no ops.
-    fn decode(rows: usize) -> Self {
+    /// The step of so many decodes, whatever they share. Plans that a model does not have have no items and no ops.
+    fn decode(rows: usize, shares: bool) -> Self {
         let rows = rows as u32;
-        let plan = PlanShape { min_queries: 1, max_queries: 1 };
+        let plan = PlanShape { min_queries: 1, max_queries: 1, shares };
         Self { tokens: rows, logit_rows: rows, samples: rows, can_keep: false, plans: [plan; MAX_PLANS] }
     }
 
@@ -89,11 +93,12 @@ impl Shape {
         Self { tokens: tokens as u32, ..Self::default() }
     }
 
-    /// Every bucket for steps of up to `max_rows`.
+    /// Every bucket for steps of up to `max_rows` that share nothing. Those that share are recorded when they are first met, so
+    /// that they do not hold up the start.
     pub(crate) fn buckets(max_rows: usize) -> impl Iterator<Item = Self> {
         let max_rows = max_rows.min(MAX_GRAPH_ROWS);
         let whole = (1..=max_rows).filter(move |&rows| bucket_rows(rows) == rows || rows == max_rows);
-        whole.map(Self::decode)
+        whole.map(|rows| Self::decode(rows, false))
     }
 }
 
@@ -277,5 +282,9 @@ mod tests {
         let mut prompt = decode(4);
         prompt.plans[0].max_queries = 4;
         assert_eq!(prompt.bucket(256), None);
+        let mut sharing = decode(12);
+        sharing.plans[1].shares = true;
+        let bucket = sharing.bucket(256).expect("decodes");
+        assert!(bucket.tokens == 16 && bucket.plans.iter().all(|plan| plan.shares && plan.max_queries == 1));
     }
 }

@@ -309,7 +309,7 @@ impl Run<'_> {
 
     fn try_attention(&mut self, op: &Attention) -> Result<(), BackendError> {
         let plan = self.shape.plans[op.plan];
-        if plan.max_queries == 0 {
+        if plan.max_queries == 0 && !plan.shares {
             return Ok(());
         }
         let tiled = self.device.tiled_attention(op.layer)?;
@@ -343,6 +343,7 @@ impl Run<'_> {
             scale: op.scale,
             softcap: op.softcap.unwrap_or(0.0),
             is_decode: u32::from(self.is_bucket && self.is_recording),
+            is_shared: 0,
         };
         let group = (op.num_heads / spec.num_kv_heads) as u32;
         let (gpu, kernels) = (&device.gpu, &device.kernels);
@@ -360,27 +361,33 @@ impl Run<'_> {
                 gpu.launch(kernels.core().merge_partials, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {
-                if plan.min_queries > 0 && plan.min_queries * group <= 16 {
-                    let grid = (fitting(tiled.few_shared_bytes), 1);
-                    // SAFETY: see above.
-                    unsafe { gpu.launch(tiled.few, grid, 128, tiled.few_shared_bytes, &params) }?;
-                }
-                if plan.max_queries * group > 16 {
+                let launch_many = |params: AttentionParams| {
                     let (threads, shared_bytes) = (tiled.many_threads, tiled.many_shared_bytes);
                     // One block of attention_wide has all registers of a multiprocessor.
                     let blocks =
                         if tiled.is_wide { properties.num_multiprocessors } else { fitting(shared_bytes) };
-                    let grid = (blocks, 1);
                     // SAFETY: see above.
                     unsafe {
                         if tiled.is_wide {
                             let cache = kv.map(op.layer, WIDE_KEYS)?;
                             let params = WideParams { cache, attention: params };
-                            gpu.launch(tiled.many, grid, threads, shared_bytes, &params)?;
+                            gpu.launch(tiled.many, (blocks, 1), threads, shared_bytes, &params)
                         } else {
-                            gpu.launch(tiled.many, grid, threads, shared_bytes, &params)?;
+                            gpu.launch(tiled.many, (blocks, 1), threads, shared_bytes, &params)
                         }
                     }
+                };
+                // What is shared comes first: the items of single sequences merge it with their own.
+                if plan.shares {
+                    launch_many(AttentionParams { is_shared: 1, ..params })?;
+                }
+                if plan.max_queries * group > 16 {
+                    launch_many(params)?;
+                }
+                if plan.min_queries > 0 && plan.min_queries * group <= 16 {
+                    let grid = (fitting(tiled.few_shared_bytes), 1);
+                    // SAFETY: see above.
+                    unsafe { gpu.launch(tiled.few, grid, 128, tiled.few_shared_bytes, &params) }?;
                 }
             }
         }

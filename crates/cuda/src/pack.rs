@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use baton_backend::{AttentionPlan, BackendError, SampleRow, StepInput, StepLimits};
+use baton_backend::{AttentionMerge, AttentionPlan, BackendError, SampleRow, StepInput, StepLimits};
 
 /// Attention kinds that a step may have.
 pub(crate) const MAX_PLANS: usize = 8;
@@ -19,7 +19,7 @@ const SPARE_WORDS: usize = 2 << 20;
 pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize {
     let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1);
     let items = (limits.max_tokens + max_partials) * 6;
-    let merges = limits.max_tokens * 3 + 2 * max_partials;
+    let merges = limits.max_tokens * 4 + 2 * max_partials;
     HEADER_WORDS
         + 3 * limits.max_tokens
         + limits.max_logit_rows
@@ -113,18 +113,27 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
         let items = writer.extend(plan.items.iter().flat_map(|item| {
             [item.query_start, item.num_queries, item.pages_start, item.kv_start, item.kv_len, item.partial]
         }))?;
-        let merges =
-            writer.extend(plan.merges.iter().flat_map(|merge| [merge.query, merge.first, merge.count]))?;
+        // Shared items are done before the others, which merge: how many of those a merge waits for.
+        let first_own = plan.num_shared_partials();
+        let num_own = |merge: &AttentionMerge| {
+            let slots = plan.merge_slots.get(merge.first as usize..(merge.first + merge.count) as usize)?;
+            Some(slots.iter().filter(|&&slot| slot >= first_own).count() as u32)
+        };
+        let merges = writer.len as u32;
+        for merge in &plan.merges {
+            writer.extend([merge.query, merge.first, merge.count, num_own(merge)?])?;
+        }
         let merge_slots = writer.extend(plan.merge_slots.iter().copied())?;
         let slot_merges = writer.slot_merges(plan)?;
         let header = FIXED_WORDS + number * PLAN_WORDS;
-        writer.words[header..header + 6].copy_from_slice(&[
+        writer.words[header..header + 7].copy_from_slice(&[
             plan.items.len() as u32,
             items,
             plan.merges.len() as u32,
             merges,
             merge_slots,
             slot_merges,
+            plan.num_shared_items,
         ]);
     }
     let masks = writer.extend(input.masks.iter().copied())?;

@@ -135,6 +135,7 @@ pub(crate) struct AttentionParams {
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
     pub(crate) is_decode: u32,
+    pub(crate) is_shared: u32,
 }
 
 #[repr(C)]

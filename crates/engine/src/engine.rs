@@ -4,7 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_backend::{Backend, BackendError, StepOutput};
+use baton_backend::{
+    AttentionCut, AttentionHeads, Backend, BackendError, CutOptions, DeviceInfo, KvSpec, MAX_SPLIT_QUERIES,
+    StepOutput,
+};
 use baton_core::{
     FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId, mask_words,
 };
@@ -17,7 +20,7 @@ use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
 use crate::relay::{Relay, RelayStats};
-use crate::runner::{AttentionCut, MAX_SPLIT_QUERIES, Runner, step_result};
+use crate::runner::{Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
@@ -144,7 +147,7 @@ impl Engine {
                 ..KvConfig::default()
             },
         )?;
-        let cut = AttentionCut::new(&device, &model, config);
+        let cut = attention_cut(&device, &model, &kv_spec, config);
         let runner = Runner::new(block_size, model.attention_kinds(), cut, config.seed);
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
         Ok(Self {
@@ -395,11 +398,55 @@ impl Engine {
         Ok(completions)
     }
 
+    /// Computes a prefix and keeps its whole blocks for good, so that every request that begins with it finds them. Returns how
+    /// many tokens are kept. For the time before the first request: outputs of others would be lost.
+    pub fn pin_prefix(&mut self, token_ids: &[TokenId]) -> Result<usize, EngineError> {
+        if !self.scheduler.kv_config().enable_prefix_caching {
+            return Err(EngineError::PinNeedsPrefixCaching);
+        }
+        if self.has_unfinished() {
+            return Err(EngineError::PinTooLate);
+        }
+        let MemoryPlan { block_size, max_model_len, kv_bytes_per_token, .. } = self.memory;
+        let num_tokens = token_ids.len();
+        if num_tokens >= max_model_len {
+            return Err(EngineError::PinTooLong { num_tokens, max_model_len });
+        }
+        let num_blocks = num_tokens / block_size;
+        let left = self.scheduler.num_unpinned_blocks().saturating_sub(num_blocks);
+        let needed = max_model_len.div_ceil(block_size);
+        if left < needed {
+            let all_blocks = (self.memory.num_device_blocks - left + needed) as u64;
+            let needed_bytes = all_blocks * block_size as u64 * kv_bytes_per_token;
+            return Err(EngineError::PinTooLarge {
+                num_tokens,
+                left_tokens: left * block_size,
+                max_model_len,
+                needed_memory: format!("{}MiB", needed_bytes.div_ceil(1 << 20)),
+            });
+        }
+        // One token of output, so that the whole prefix is computed.
+        let params = SamplingParams { max_tokens: Some(1), ignore_eos: true, ..SamplingParams::default() };
+        self.generate(vec![token_ids.to_vec()], &params)?;
+        let num_pinned = self.scheduler.pin_prefix(token_ids);
+        debug_assert_eq!(num_pinned, num_blocks, "what was just computed is cached");
+        Ok(num_pinned * block_size)
+    }
+
     /// What cached prefixes came and went since the last call.
     pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
         self.scheduler.take_kv_events()
     }
 
+    /// Switches relay attention from the next step on, so that one process can measure both ways. Returns whether steps share
+    /// now: a device may not, and `deterministic` forbids it.
+    pub fn set_relay_attention(&mut self, enabled: bool) -> bool {
+        let shares = self.runner.set_sharing(enabled);
+        self.relay = shares.then(|| self.relay.take().unwrap_or_default());
+        shares
+    }
+
+    /// Forgets every cached prefix that is not pinned.
     pub fn reset_prefix_cache(&mut self) {
         self.scheduler.reset_prefix_cache();
     }
@@ -428,6 +475,22 @@ impl Engine {
     pub fn spawn_observed(self, observer: Box<dyn Observer>) -> EngineHandle {
         EngineHandle::spawn(self, observer)
     }
+}
+
+fn attention_cut(
+    device: &DeviceInfo,
+    model: &ModelConfig,
+    kv_spec: &KvSpec,
+    config: &EngineConfig,
+) -> AttentionCut {
+    let heads = AttentionHeads {
+        num_heads: model.num_heads,
+        num_kv_heads: model.num_kv_heads,
+        head_dim: model.head_dim,
+        token_bytes: kv_spec.bytes_per_token() / kv_spec.layers.len().max(1),
+    };
+    let (relays, is_fixed) = (config.relays(), config.deterministic);
+    AttentionCut::new(device, &heads, &CutOptions { block_size: kv_spec.block_size, relays, is_fixed })
 }
 
 /// The step computes the last token of a prompt whose hidden state is wanted.

@@ -27,6 +27,21 @@ pub enum EngineError {
     TokenOutOfVocabulary { token_id: u32, vocab_size: usize },
     #[error("structured_outputs was not compiled for this model: compile it and send it with the request")]
     NotCompiled,
+    #[error("nothing can be pinned without prefix caching: leave --no-enable-prefix-caching out")]
+    PinNeedsPrefixCaching,
+    #[error(
+        "{num_tokens} tokens leave no place for a question within --max-model-len {max_model_len}: shorten the text, or raise \
+         --max-model-len"
+    )]
+    PinTooLong { num_tokens: usize, max_model_len: usize },
+    #[error(
+        "{num_tokens} pinned tokens leave {left_tokens} in the KV cache, but one sequence of --max-model-len {max_model_len} \
+         must fit beside them: shorten the text, lower --max-model-len to {left_tokens}, or raise --kv-cache-memory to at least \
+         {needed_memory}"
+    )]
+    PinTooLarge { num_tokens: usize, left_tokens: usize, max_model_len: usize, needed_memory: String },
+    #[error("prefixes are pinned before the first request, and requests are running")]
+    PinTooLate,
     #[error("the engine's mailbox is full ({limit} commands): try again later")]
     Busy { limit: usize },
     #[error("the engine has stopped")]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use baton_core::{Request, RequestId};
+use baton_core::{Request, RequestId, TokenId};
 
 use crate::observe::{Observer, Phase, Pulse};
 use crate::outbox::{Outbox, outbox};
@@ -22,6 +22,8 @@ enum Command {
     /// One continuation of a request.
     AbortSequence(RequestId, u32),
     Stats(Sender<EngineStats>),
+    /// Computes a prefix and keeps its blocks, before the first request.
+    Pin(Vec<TokenId>, Sender<Result<usize, EngineError>>),
     /// Finish what is running, then stop.
     Drain,
 }
@@ -78,6 +80,13 @@ impl EngineHandle {
         let (sender, receiver) = channel();
         self.send(Command::Stats(sender))?;
         receiver.recv().map_err(|_| EngineError::Stopped)
+    }
+
+    /// See [`Engine::pin_prefix`]. Waits until the prefix is computed.
+    pub fn pin_prefix(&self, token_ids: Vec<TokenId>) -> Result<usize, EngineError> {
+        let (sender, receiver) = channel();
+        self.send(Command::Pin(token_ids, sender))?;
+        receiver.recv().map_err(|_| EngineError::Stopped)?
     }
 
     /// What the loop is doing and its figures after the last step, without waiting.
@@ -206,6 +215,11 @@ impl Loop {
                 }
             }
             Command::Stats(reply) => drop(reply.send(self.engine.stats())),
+            Command::Pin(token_ids, reply) => {
+                let pinned = self.engine.pin_prefix(&token_ids);
+                self.engine.notes.pulse.publish(self.engine.stats());
+                drop(reply.send(pinned));
+            }
             Command::Drain => self.draining = true,
         }
     }

@@ -18,6 +18,17 @@ pub struct RelayStats {
     pub num_tokens_saved: u64,
 }
 
+impl RelayStats {
+    /// What was added since an earlier reading.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            num_tokens_read: self.num_tokens_read - earlier.num_tokens_read,
+            num_tokens_saved: self.num_tokens_saved - earlier.num_tokens_saved,
+        }
+    }
+}
+
 /// The order in which requests had stood in the step before: with few changes, sorting is looking once.
 #[derive(Debug, Default)]
 pub(crate) struct Relay {

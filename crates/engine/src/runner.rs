@@ -7,104 +7,17 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    BlockCopy, DeviceInfo, PlannerOptions, SampleRow, Sampled, SequenceQueries, ShareOptions, SharedPrefixes,
-    StepInput, StepOutput, TokenCount, choose_split, plan_attention, plan_relay,
+    AttentionCut, BlockCopy, SampleRow, Sampled, SequenceQueries, SharedPrefixes, StepInput, StepOutput,
+    TokenCount,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
-use baton_model::ModelConfig;
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
-use crate::config::EngineConfig;
 use crate::engine::pools;
 use crate::masks::Masks;
 use crate::relay::RelayStats;
-
-/// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
-const MAX_QUERIES_PER_ITEM: u32 = 32;
-/// Runs of up to this many queries are split over their keys: decodes, with or without a few drafts.
-pub(crate) const MAX_SPLIT_QUERIES: u32 = 8;
-/// Where contexts are split when the tokens of a request must not depend on the others.
-const DETERMINISTIC_SPLIT: u32 = 1024;
-
-/// How attention is cut into items, from what the model is and the device likes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionCut {
-    num_kv_heads: usize,
-    max_queries_per_item: u32,
-    /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
-    units: usize,
-    /// Where stretches that sequences share begin and end; 0 shares nothing.
-    shared_border: u32,
-    min_sharing_seqs: usize,
-    /// Partial results that there is room for.
-    max_partials: u32,
-    is_fixed: bool,
-}
-
-impl AttentionCut {
-    pub(crate) fn new(device: &DeviceInfo, model: &ModelConfig, config: &EngineConfig) -> Self {
-        let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
-        let slot_bytes = num_heads * model.head_dim * size_of::<f32>();
-        let max_partials = match device.partial_bytes {
-            0 => u32::MAX,
-            bytes => (bytes / slot_bytes.max(1)) as u32,
-        };
-        let group = num_heads / num_kv_heads.max(1);
-        let wished = (device.attention_rows / group.max(1)).max(1) as u32;
-        Self {
-            num_kv_heads,
-            max_queries_per_item: if device.attention_rows == 0 { MAX_QUERIES_PER_ITEM } else { wished },
-            units: device.attention_units,
-            shared_border: if config.relays() { device.shared_border as u32 } else { 0 },
-            min_sharing_seqs: device.min_sharing_seqs,
-            max_partials,
-            is_fixed: config.deterministic,
-        }
-    }
-
-    pub(crate) fn shares(&self) -> bool {
-        self.shared_border > 0
-    }
-
-    fn sharing(&self, block_size: usize, window: Option<u32>) -> ShareOptions {
-        let border = self.shared_border.next_multiple_of(block_size as u32);
-        ShareOptions {
-            block_size,
-            window,
-            border,
-            min_keys: border,
-            min_seqs: self.min_sharing_seqs,
-            max_queries: MAX_SPLIT_QUERIES,
-        }
-    }
-
-    fn options(
-        &self,
-        block_size: usize,
-        window: Option<u32>,
-        queries: &[SequenceQueries],
-        shared: &SharedPrefixes,
-    ) -> PlannerOptions {
-        let options = PlannerOptions {
-            block_size,
-            window,
-            max_kv_per_item: 0,
-            max_split_queries: MAX_SPLIT_QUERIES,
-            max_queries_per_item: self.max_queries_per_item,
-        };
-        if self.units == 0 {
-            options
-        } else if self.is_fixed {
-            let max_kv_per_item = DETERMINISTIC_SPLIT.next_multiple_of(block_size as u32);
-            PlannerOptions { max_kv_per_item, max_split_queries: 0, ..options }
-        } else {
-            let max_kv_per_item = choose_split(queries, shared, &options, self.num_kv_heads, self.units);
-            PlannerOptions { max_kv_per_item, ..options }
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Runner {
@@ -140,6 +53,12 @@ impl Runner {
         }
     }
 
+    /// Switches relay attention from the next step on. Whether steps share now: a device or a setting may forbid it.
+    pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
+        self.cut.set_relays(enabled);
+        self.cut.shares()
+    }
+
     pub(crate) fn relay_stats(&self) -> RelayStats {
         self.relayed
     }
@@ -161,16 +80,10 @@ impl Runner {
         self.input.reads_hidden = pools(plan);
         for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            shared.find(queries, &self.input.pages, &self.cut.sharing(self.block_size, window));
+            self.cut.plan(queries, &self.input.pages, window, shared, attention);
             let (once, alone) = shared.keys(queries);
             self.relayed.num_tokens_read += once;
             self.relayed.num_tokens_saved += alone - once;
-            let options = self.cut.options(self.block_size, window, queries, shared);
-            plan_relay(queries, shared, &options, attention);
-            if attention.num_partials > self.cut.max_partials {
-                let whole = PlannerOptions { max_kv_per_item: 0, ..options };
-                plan_attention(queries, &whole, attention);
-            }
         }
         &self.input
     }

@@ -4,7 +4,7 @@
 //! `commit` after it → `fork` / `swap_out` / `swap_in` / `release` as the scheduler decides → `remove_sequence`.
 //! The caller keeps the tokens; the cache sees them only to hash them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use baton_core::{BlockId, SeqId, TokenId};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ pub struct KvStats {
     pub num_host_blocks_used: usize,
     /// Device blocks that can be found by hash, in use or free.
     pub num_cached_blocks: usize,
+    /// Device blocks that are never given up.
+    pub num_pinned_blocks: usize,
     /// Tokens looked up in the prefix cache, and those found.
     pub prefix_cache_queries: u64,
     pub prefix_cache_hits: u64,
@@ -61,6 +63,7 @@ pub struct KvCache {
     pub(crate) host: HostPool,
     pub(crate) tables: BTreeMap<SeqId, BlockTable>,
     events: EventBuffer,
+    num_pinned_blocks: usize,
     prefix_cache_queries: u64,
     prefix_cache_hits: u64,
 }
@@ -82,6 +85,7 @@ impl KvCache {
             host: HostPool::new(config.num_host_blocks),
             tables: BTreeMap::new(),
             events: EventBuffer::new(config.event_capacity),
+            num_pinned_blocks: 0,
             prefix_cache_queries: 0,
             prefix_cache_hits: 0,
             config,
@@ -154,6 +158,24 @@ impl KvCache {
         }
         table.num_registered = num_blocks;
         num_blocks * self.config.block_size
+    }
+
+    /// Keeps the cached blocks of a prefix for good: they are never evicted and outlive a reset. The sequence is a new one that
+    /// exists for this alone. Returns how many blocks are kept, which is fewer than the whole ones of the prefix where some are
+    /// not cached.
+    pub fn pin_prefix(&mut self, seq_id: SeqId, token_ids: &[TokenId]) -> usize {
+        self.add_sequence(seq_id, None, 0);
+        let found = self.match_prefix(seq_id, token_ids, token_ids.len());
+        self.attach_prefix(seq_id, found.num_blocks);
+        table_mut(&mut self.tables, seq_id).is_pinned = true;
+        let pinned = self.tables.values().filter(|table| table.is_pinned).flat_map(|table| &table.blocks);
+        self.num_pinned_blocks = pinned.collect::<BTreeSet<_>>().len();
+        found.num_blocks
+    }
+
+    /// Device blocks that sequences which share nothing can have.
+    pub fn num_unpinned_blocks(&self) -> usize {
+        self.config.num_device_blocks - self.num_pinned_blocks
     }
 
     /// Counts one look into the prefix cache for the figures.
@@ -297,11 +319,19 @@ impl KvCache {
         self.tables.remove(&seq_id);
     }
 
-    /// Forgets every cached prefix. Running sequences keep their KV, but it is not offered to others any more.
+    /// Forgets every cached prefix that is not pinned. Running sequences keep their KV, but it is not offered to others any
+    /// more.
     pub fn reset_prefix_cache(&mut self) {
         self.device.forget_hashes();
         for table in self.tables.values_mut() {
-            table.stale |= !table.blocks.is_empty();
+            if table.is_pinned {
+                for (&block, &hash) in table.blocks.iter().zip(&table.chain) {
+                    // Another pinned prefix may begin with the same block.
+                    self.device.register(block, hash);
+                }
+            } else {
+                table.stale |= !table.blocks.is_empty();
+            }
         }
         self.events.push(KvEvent::AllCleared);
     }
@@ -318,6 +348,7 @@ impl KvCache {
             num_host_blocks: self.config.num_host_blocks,
             num_host_blocks_used: self.config.num_host_blocks - self.host.free.len(),
             num_cached_blocks: self.device.index.len(),
+            num_pinned_blocks: self.num_pinned_blocks,
             prefix_cache_queries: self.prefix_cache_queries,
             prefix_cache_hits: self.prefix_cache_hits,
             num_evictions: self.device.num_evictions,

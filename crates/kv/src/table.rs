@@ -22,6 +22,8 @@ pub(crate) struct BlockTable {
     pub(crate) chain: Vec<BlockHash>,
     /// The first so many blocks have been offered to the prefix cache.
     pub(crate) num_registered: usize,
+    /// Its blocks are kept for whoever begins with the same tokens, whatever else is evicted or reset.
+    pub(crate) is_pinned: bool,
     /// The prefix cache was reset while this sequence held KV: what it has must not be cached any more.
     pub(crate) stale: bool,
 }
@@ -38,6 +40,7 @@ impl BlockTable {
             salted_from: (public && salt.is_some()).then_some((num_public_blocks, own_root)),
             chain: Vec::new(),
             num_registered: 0,
+            is_pinned: false,
             stale: false,
         }
     }

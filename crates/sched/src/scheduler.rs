@@ -137,7 +137,7 @@ impl Scheduler {
         let kv = self.kv.config();
         let shared = num_tokens / kv.block_size;
         let own = kv.blocks_for(max_len - 1) - shared;
-        let (needed, available) = (shared + num_sequences * own, kv.num_device_blocks);
+        let (needed, available) = (shared + num_sequences * own, self.kv.num_unpinned_blocks());
         if needed > available {
             return Err(SchedError::NeverFits { needed, available, num_sequences, max_tokens: max_len });
         }
@@ -276,7 +276,20 @@ impl Scheduler {
         self.kv.take_events()
     }
 
-    /// Forgets every cached prefix (say, because the weights changed).
+    /// Keeps the cached blocks of a prefix for good; see [`KvCache::pin_prefix`]. Requests that share nothing have so many blocks
+    /// less.
+    pub fn pin_prefix(&mut self, token_ids: &[TokenId]) -> usize {
+        let id = SeqId(self.next_seq_id);
+        self.next_seq_id += 1;
+        self.kv.pin_prefix(id, token_ids)
+    }
+
+    /// Device blocks that are not pinned.
+    pub fn num_unpinned_blocks(&self) -> usize {
+        self.kv.num_unpinned_blocks()
+    }
+
+    /// Forgets every cached prefix that is not pinned (say, because the weights changed).
     pub fn reset_prefix_cache(&mut self) {
         self.kv.reset_prefix_cache();
     }

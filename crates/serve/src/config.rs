@@ -7,6 +7,7 @@ use baton_text::{ReasoningFormat, ToolFormat};
 
 use crate::otlp::Endpoint;
 use crate::public::PublicPrefix;
+use crate::system::SystemPrompt;
 use crate::tls::TlsFiles;
 
 /// Where a parser is chosen.
@@ -31,6 +32,10 @@ pub struct ServerConfig {
     pub tls: Option<TlsFiles>,
     /// Beginnings of prompts whose cached blocks all keys share.
     pub public_prefixes: Vec<PublicPrefix>,
+    /// Computed and pinned before the server is ready.
+    pub system_prompts: Vec<SystemPrompt>,
+    /// Chats that bring no system message get the prompt of their model.
+    pub inject_system_prompt: bool,
     /// The collector of traces, if requests are to be traced.
     pub otlp_traces_endpoint: Option<Endpoint>,
     /// Web pages that may call this server from a browser; empty turns CORS off, `*` allows all.
@@ -74,6 +79,8 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             tls: None,
             public_prefixes: Vec::new(),
+            system_prompts: Vec::new(),
+            inject_system_prompt: true,
             otlp_traces_endpoint: None,
             allowed_origins: Vec::new(),
             root_path: String::new(),

@@ -37,6 +37,7 @@ mod sse;
 mod state;
 mod store;
 mod structured;
+mod system;
 mod tls;
 mod tools;
 mod trace;
@@ -51,6 +52,7 @@ pub use model::{ModelText, ServedModel};
 pub use otlp::{Endpoint as OtlpEndpoint, EndpointError};
 pub use public::{PublicContent, PublicPrefix, PublicPrefixError};
 pub use server::{ServeError, Server};
+pub use system::{SystemPrompt, SystemPromptError};
 pub use tls::{TlsError, TlsFiles};
 
 /// What answers say made them.

@@ -72,6 +72,8 @@ pub fn prompt_tokens(
 /// A conversation, in the words of `/v1/chat/completions`, and how it becomes a prompt.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
+    /// The name that the model was asked for by.
+    pub model: Option<String>,
     pub messages: Vec<Map<String, Value>>,
     pub tools: ToolUse,
     pub options: ChatOptions,
@@ -101,14 +103,19 @@ const END_CHARACTERS: usize = 64;
 
 pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, ApiError> {
     let tokenizer = tokenizer(app)?;
-    let mut rendered = render(app, conversation.messages, &conversation.tools, &conversation.options)?;
-    let skipped = app.speech.reasoning.filter(|_| conversation.options.skips_reasoning);
+    let Conversation { model, mut messages, tools, options } = conversation;
+    // Here, once for all dialects; what is empty is refused as it is.
+    if !messages.is_empty() {
+        app.system_prompts.inject(model.as_deref(), &mut messages, app.speech.abilities);
+    }
+    let mut rendered = render(app, messages, &tools, &options)?;
+    let skipped = app.speech.reasoning.filter(|_| options.skips_reasoning);
     if let Some(reasoning) = skipped.filter(|reasoning| reasoning.is_open_in(&rendered)) {
         rendered.push_str(reasoning.closing());
         rendered.push_str("\n\n");
     }
     check_length(app, &rendered, "messages")?;
-    let token_ids = match conversation.options.add_special_tokens {
+    let token_ids = match options.add_special_tokens {
         Some(true) => tokenizer.encode(&rendered, true)?,
         _ => tokenizer.encode_chat(&rendered)?,
     };

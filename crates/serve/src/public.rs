@@ -49,6 +49,11 @@ impl PublicPrefixes {
         prefixes.iter().map(tokens).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Tokens that are public as well.
+    pub fn extend(&mut self, prefixes: Vec<Vec<TokenId>>) {
+        self.0.extend(prefixes);
+    }
+
     /// How many of a prompt's first tokens are public. The last tokens of a declared text may merge with what follows
     /// it, so the prompt need not hold all of it: any beginning of what is public is public.
     pub fn count(&self, prompt: &[TokenId]) -> u32 {

@@ -22,6 +22,7 @@ use tokio_rustls::{TlsAcceptor, rustls};
 use crate::otlp::{self, Exporter};
 use crate::public::{PublicPrefixError, PublicPrefixes};
 use crate::state::App;
+use crate::system::{SystemPromptError, SystemPrompts};
 use crate::tls::{self, TlsError};
 use crate::{ServedModel, ServerConfig, routes, watchdog};
 
@@ -40,6 +41,8 @@ pub enum ServeError {
     Tls(#[from] TlsError),
     #[error(transparent)]
     PublicPrefix(#[from] PublicPrefixError),
+    #[error(transparent)]
+    SystemPrompt(#[from] SystemPromptError),
     #[error("the engine did not stop within the shutdown timeout")]
     EngineStuck,
 }
@@ -57,7 +60,10 @@ pub struct Server {
 impl Server {
     pub async fn bind(model: ServedModel, config: ServerConfig) -> Result<Self, ServeError> {
         let tls = config.tls.as_ref().map(tls::read).transpose()?;
-        let public = PublicPrefixes::new(&model, &config.public_prefixes)?;
+        let mut public = PublicPrefixes::new(&model, &config.public_prefixes)?;
+        let (system_prompts, tokens) =
+            SystemPrompts::new(&model, &config.system_prompts, config.inject_system_prompt)?;
+        public.extend(tokens);
         let address = SocketAddr::new(config.host, config.port);
         let bind = async {
             let listener = TcpListener::bind(address).await?;
@@ -67,7 +73,13 @@ impl Server {
         let (listener, address) = bind.await.map_err(|cause| ServeError::Bind { address, cause })?;
         let traces = config.otlp_traces_endpoint.clone();
         let (spans, exporter) = traces.map(|endpoint| otlp::channel(endpoint, model.name())).unzip();
-        Ok(Self { app: App::new(model, config, public, spans), listener, tls, exporter, address })
+        Ok(Self {
+            app: App::new(model, config, public, system_prompts, spans),
+            listener,
+            tls,
+            exporter,
+            address,
+        })
     }
 
     /// Where it listens; the port is a real one even if 0 was asked for.

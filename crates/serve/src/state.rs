@@ -12,6 +12,7 @@ use crate::otlp::Spans;
 use crate::public::PublicPrefixes;
 use crate::speech::Speech;
 use crate::store::ResponseStore;
+use crate::system::SystemPrompts;
 use crate::{ServedModel, ServerConfig};
 
 /// Unit of the budget for request bodies: a semaphore counts in 32 bits.
@@ -24,6 +25,7 @@ pub struct App {
     pub speech: Speech,
     pub keys: Keys,
     pub public: PublicPrefixes,
+    pub system_prompts: SystemPrompts,
     /// Where the spans of ended requests go, if anybody wants them.
     pub spans: Option<Spans>,
     /// Answers that later requests may refer to.
@@ -47,6 +49,7 @@ impl App {
         model: ServedModel,
         config: ServerConfig,
         public: PublicPrefixes,
+        system_prompts: SystemPrompts,
         spans: Option<Spans>,
     ) -> Arc<Self> {
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -54,6 +57,7 @@ impl App {
             speech: Speech::new(model.text.chat_template.as_ref(), &config),
             keys: Keys::new(&config.api_keys),
             public,
+            system_prompts,
             spans,
             responses: ResponseStore::new(&config),
             started: Instant::now(),

@@ -71,7 +71,7 @@ fn check_role(index: usize, message: &Map<String, Value>) -> Result<(), ApiError
     Err(ApiError::invalid_field(param, message))
 }
 
-fn turn(role: &str, content: String) -> Map<String, Value> {
+pub(crate) fn turn(role: &str, content: String) -> Map<String, Value> {
     Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())])
 }
 

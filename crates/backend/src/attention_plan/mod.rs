@@ -9,14 +9,18 @@
 //! item's queries see the same splits. How a query's keys are split therefore depends on its position alone, never on
 //! the other sequences of the batch or on how a prompt was cut into chunks: its rounding is the same in every batch.
 
+mod cut;
 mod shared;
 mod split;
 
+use std::ops::Range;
+
+pub use cut::{AttentionCut, AttentionHeads, CutOptions, MAX_SPLIT_QUERIES};
 pub use shared::{ShareOptions, SharedPrefixes};
-pub use split::choose_split;
+pub use split::{choose_shared_split, choose_split};
 
 use crate::{AttentionItem, AttentionMerge, AttentionPlan, NO_PARTIAL};
-use shared::SharedStretch;
+use shared::SharedSpan;
 
 /// The rows of one sequence in a step: consecutive positions in consecutive rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub struct PlannerOptions {
     pub window: Option<u32>,
     /// Contexts longer than this are split over several items; a multiple of the block size. 0 never splits.
     pub max_kv_per_item: u32,
+    /// The same for what several sequences share.
+    pub max_kv_per_shared_item: u32,
     /// Runs of more queries than this are never split: they are work enough as they are. 0 splits all.
     pub max_split_queries: u32,
     /// Longer runs of queries become several items. 0 sets no limit.
@@ -57,14 +63,17 @@ pub fn plan_relay(
 ) {
     check(options);
     out.clear();
+    let spans: Vec<PlannedSpan> =
+        shared.spans().iter().map(|span| plan_span(span, seqs, options, out)).collect();
+    out.num_shared_items = out.items.len() as u32;
     let unsplit = PlannerOptions { max_kv_per_item: 0, ..*options };
-    let mut stretches = shared.stretches().iter().peekable();
-    // Those that the sequence at hand is in, the outer ones first.
-    let mut around: Vec<PlannedStretch> = Vec::new();
+    let mut spans = spans.iter().peekable();
+    // Those that the sequence at hand reads, the outer ones first.
+    let mut around: Vec<&PlannedSpan> = Vec::new();
     for (number, seq) in seqs.iter().enumerate() {
-        while around.pop_if(|stretch| stretch.seqs_end <= number).is_some() {}
-        while let Some(stretch) = stretches.next_if(|stretch| stretch.seqs.start == number) {
-            around.push(plan_stretch(stretch, seqs, options, out));
+        while around.pop_if(|span| span.seqs.end <= number).is_some() {}
+        while let Some(span) = spans.next_if(|span| span.seqs.start == number) {
+            around.push(span);
         }
         let is_long = options.max_split_queries > 0 && seq.num_queries > options.max_split_queries;
         let options = if is_long { &unsplit } else { options };
@@ -84,48 +93,62 @@ pub fn plan_relay(
     }
 }
 
-/// The partial slots of a stretch that sequences share.
-struct PlannedStretch {
-    seqs_end: usize,
+/// The partial slots of a span that sequences share.
+struct PlannedSpan {
+    seqs: Range<usize>,
     query_start: u32,
     num_queries: u32,
     first_partial: u32,
     num_splits: u32,
 }
 
-impl PlannedStretch {
+impl PlannedSpan {
     fn slots_of(&self, query: u32) -> impl Iterator<Item = u32> {
         let first = self.first_partial + query - self.query_start;
         (0..self.num_splits).map(move |number| first + number * self.num_queries)
     }
 }
 
-fn plan_stretch(
-    stretch: &SharedStretch,
+fn plan_span(
+    span: &SharedSpan,
     seqs: &[SequenceQueries],
     options: &PlannerOptions,
     out: &mut AttentionPlan,
-) -> PlannedStretch {
-    let SequenceQueries { query_start, pages_start, .. } = seqs[stretch.seqs.start];
-    let num_queries = stretch.num_queries(seqs);
+) -> PlannedSpan {
+    let SequenceQueries { query_start, pages_start, .. } = seqs[span.seqs.start];
+    let num_queries = span.num_queries(seqs);
     let most = if options.max_queries_per_item == 0 { num_queries } else { options.max_queries_per_item };
     let first_partial = out.num_partials;
+    let part = span_part(span.num_keys(), options.max_kv_per_shared_item, options.block_size as u32);
     let mut num_splits = 0;
-    for (kv_start, kv_end) in splits(stretch.kv_start, stretch.kv_end, options) {
+    for kv_start in (span.kv_start..span.kv_end).step_by(part as usize) {
         for first in (0..num_queries).step_by(most as usize) {
             out.items.push(AttentionItem {
                 query_start: query_start + first,
                 num_queries: most.min(num_queries - first),
                 pages_start: pages_start + kv_start / options.block_size as u32,
                 kv_start,
-                kv_len: kv_end - kv_start,
+                kv_len: part.min(span.kv_end - kv_start),
                 partial: out.num_partials + first,
             });
         }
         out.num_partials += num_queries;
         num_splits += 1;
     }
-    PlannedStretch { seqs_end: stretch.seqs.end, query_start, num_queries, first_partial, num_splits }
+    PlannedSpan { seqs: span.seqs.clone(), query_start, num_queries, first_partial, num_splits }
+}
+
+/// How many keys each part of a shared span has: parts of at most `most` keys, as equal as whole blocks allow.
+fn span_part(num_keys: u32, most: u32, block_size: u32) -> u32 {
+    let parts = if most == 0 { 1 } else { num_keys.div_ceil(most) };
+    let unit = if most == 0 { block_size } else { greatest_unit(most, block_size) };
+    num_keys.div_ceil(parts.max(1)).next_multiple_of(unit)
+}
+
+/// Parts end where a split may end, if the limit itself does.
+fn greatest_unit(most: u32, block_size: u32) -> u32 {
+    let unit = split::SPLIT_UNIT.next_multiple_of(block_size);
+    if most.is_multiple_of(unit) { unit } else { block_size }
 }
 
 /// Cuts keys at the multiples of `max_kv_per_item`.
@@ -138,11 +161,15 @@ fn splits(start: u32, end: u32, options: &PlannerOptions) -> impl Iterator<Item 
 fn check(options: &PlannerOptions) {
     let block_size = options.block_size;
     assert!(block_size > 0, "the block size must not be 0");
-    assert!(
-        (options.max_kv_per_item as usize).is_multiple_of(block_size),
-        "max_kv_per_item ({}) must be a multiple of the block size ({block_size})",
-        options.max_kv_per_item
-    );
+    for (name, limit) in [
+        ("max_kv_per_item", options.max_kv_per_item),
+        ("max_kv_per_shared_item", options.max_kv_per_shared_item),
+    ] {
+        assert!(
+            (limit as usize).is_multiple_of(block_size),
+            "{name} ({limit}) must be a multiple of the block size ({block_size})"
+        );
+    }
     assert!(options.window != Some(0), "a window of 0 would hide every key");
 }
 
@@ -182,14 +209,14 @@ fn own_start(run: &SequenceQueries, number: usize, shared: &SharedPrefixes, opti
 fn plan_run(
     run: &SequenceQueries,
     start: u32,
-    around: &[PlannedStretch],
+    around: &[&PlannedSpan],
     options: &PlannerOptions,
     out: &mut AttentionPlan,
 ) {
     let splits = splits(start, run.first_position + run.num_queries, options);
     let first_partial = out.num_partials;
     let num_splits = splits.clone().count() as u32;
-    let num_parts = num_splits + around.iter().map(|stretch| stretch.num_splits).sum::<u32>();
+    let num_parts = num_splits + around.iter().map(|span| span.num_splits).sum::<u32>();
     for (number, (kv_start, kv_end)) in (0..).zip(splits) {
         let partial = if num_parts == 1 { NO_PARTIAL } else { first_partial + number * run.num_queries };
         out.items.push(AttentionItem {
@@ -208,7 +235,7 @@ fn plan_run(
     for query in 0..run.num_queries {
         let first = out.merge_slots.len() as u32;
         let row = run.query_start + query;
-        out.merge_slots.extend(around.iter().flat_map(|stretch| stretch.slots_of(row)));
+        out.merge_slots.extend(around.iter().flat_map(|span| span.slots_of(row)));
         out.merge_slots
             .extend((0..num_splits).map(|number| first_partial + number * run.num_queries + query));
         out.merges.push(AttentionMerge { query: row, first, count: num_parts });

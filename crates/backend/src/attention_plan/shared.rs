@@ -1,4 +1,4 @@
-//! What sequences of a step have in common: stretches of pages that are to be read once for all of them.
+//! What sequences of a step have in common: spans of pages that are to be read once for all of them.
 //!
 //! The sequences stand in the order of their pages, so that those with a common beginning are neighbours. How many keys each
 //! has in common with the next is then all there is to know of the tree of their beginnings.
@@ -13,25 +13,33 @@ pub struct ShareOptions {
     pub block_size: usize,
     /// Keys further back than this are not seen.
     pub window: Option<u32>,
-    /// Stretches begin and end at multiples of this; itself a multiple of the block size. 0 shares nothing.
+    /// Spans begin and end at multiples of this; itself a multiple of the block size. 0 shares nothing.
     pub border: u32,
-    /// The shortest stretch.
+    /// The shortest span.
     pub min_keys: u32,
     /// The fewest sequences that share one.
     pub min_seqs: usize,
     /// Runs of more queries share nothing: each of their items has queries enough.
     pub max_queries: u32,
+    /// A span is read once for so many queries. 0: once for all.
+    pub queries_per_read: u32,
+    /// What sharing costs a step however little is shared, in keys that one sequence reads.
+    pub step_cost: u64,
 }
 
 /// Keys that neighbouring sequences have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SharedStretch {
+pub(super) struct SharedSpan {
     pub(super) seqs: Range<usize>,
     pub(super) kv_start: u32,
     pub(super) kv_end: u32,
 }
 
-impl SharedStretch {
+impl SharedSpan {
+    pub(super) fn num_keys(&self) -> u32 {
+        self.kv_end - self.kv_start
+    }
+
     /// Of all its sequences, whose rows are consecutive.
     pub(super) fn num_queries(&self, seqs: &[SequenceQueries]) -> u32 {
         let last = &seqs[self.seqs.end - 1];
@@ -39,23 +47,26 @@ impl SharedStretch {
     }
 }
 
-/// The stretches of a step that are worth an item of their own. Those of nobody, unless they are looked for.
+/// The spans of a step that are worth an item of their own. Those of nobody, unless they are looked for.
 #[derive(Clone, Debug, Default)]
 pub struct SharedPrefixes {
     /// In the order of their first sequence, outer ones first.
-    stretches: Vec<SharedStretch>,
-    /// Of each sequence, the first key that is in no stretch.
+    spans: Vec<SharedSpan>,
+    /// Of each sequence, the first key that is in no span.
     own_starts: Vec<u32>,
     /// Keys that each sequence has in common with the next.
     common: Vec<u32>,
+    /// Reads of keys that the spans save, less what their partial results cost.
+    saved: u64,
 }
 
 impl SharedPrefixes {
     /// Looks for what is worth sharing. `pages` are those that the sequences point into.
     pub fn find(&mut self, seqs: &[SequenceQueries], pages: &[u32], options: &ShareOptions) {
-        self.stretches.clear();
+        self.spans.clear();
         self.own_starts.clear();
         self.common.clear();
+        self.saved = 0;
         if options.border == 0 || seqs.is_empty() {
             return;
         }
@@ -68,10 +79,18 @@ impl SharedPrefixes {
         self.own_starts.resize(seqs.len(), 0);
         self.common.extend(seqs.windows(2).map(|pair| common_keys(&pair[0], &pair[1], pages, options)));
         self.descend(seqs, 0..seqs.len(), 0, options);
+        if self.saved <= options.step_cost {
+            self.spans.clear();
+            self.own_starts.fill(0);
+        }
     }
 
-    pub(super) fn stretches(&self) -> &[SharedStretch] {
-        &self.stretches
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    pub(super) fn spans(&self) -> &[SharedSpan] {
+        &self.spans
     }
 
     pub(super) fn own_start(&self, seq: usize) -> u32 {
@@ -80,9 +99,9 @@ impl SharedPrefixes {
 
     /// Keys that are read by items of several sequences, and how often they would be read by each alone.
     pub fn keys(&self, seqs: &[SequenceQueries]) -> (u64, u64) {
-        let keys = |stretch: &SharedStretch| u64::from(stretch.kv_end - stretch.kv_start);
-        self.stretches.iter().fold((0, 0), |(once, alone), stretch| {
-            (once + keys(stretch), alone + keys(stretch) * u64::from(stretch.num_queries(seqs)))
+        let keys = |span: &SharedSpan| u64::from(span.num_keys());
+        self.spans.iter().fold((0, 0), |(once, alone), span| {
+            (once + keys(span), alone + keys(span) * u64::from(span.num_queries(seqs)))
         })
     }
 
@@ -93,14 +112,13 @@ impl SharedPrefixes {
             return;
         }
         let common = self.common[range.start..range.end - 1].iter().copied().min().unwrap_or(0);
-        let stretch = (common > from).then(|| worth(&seqs[range.clone()], from, common, options)).flatten();
-        // Keys that are not worth a stretch of their own go down to the children.
-        let from = if stretch.is_some() { common } else { from };
-        self.stretches.extend(stretch.map(|kv_start| SharedStretch {
-            seqs: range.clone(),
-            kv_start,
-            kv_end: common,
-        }));
+        let found = (common > from).then(|| worth(&seqs[range.clone()], from, common, options)).flatten();
+        // Keys that are not worth a span of their own go down to the children.
+        let from = if found.is_some() { common } else { from };
+        if let Some((kv_start, saved)) = found {
+            self.spans.push(SharedSpan { seqs: range.clone(), kv_start, kv_end: common });
+            self.saved += saved;
+        }
         let mut start = range.start;
         for end in range.start + 1..=range.end {
             if end == range.end || self.common[end - 1] == common {
@@ -124,8 +142,8 @@ fn common_keys(a: &SequenceQueries, b: &SequenceQueries, pages: &[u32], options:
     common * block_size / options.border * options.border
 }
 
-/// Where a stretch for these sequences begins, if it saves more than it costs.
-fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOptions) -> Option<u32> {
+/// Where a span for these sequences begins and how many reads of a key it saves, if that is more than it costs.
+fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOptions) -> Option<(u32, u64)> {
     let first_seen = |seq: &SequenceQueries| first_key(seq.first_position, options.window);
     let first = seqs.iter().map(first_seen).min()?;
     let start = from.max(first / options.border * options.border);
@@ -133,6 +151,11 @@ fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOption
     let (num_seqs, num_queries) =
         queries.fold((0_u64, 0), |(seqs, queries), more| (seqs + 1, queries + more));
     let keys = common.checked_sub(start).filter(|&keys| keys >= options.min_keys.max(1))?;
-    let saved = u64::from(keys) * num_seqs.saturating_sub(1);
-    (num_seqs >= options.min_seqs as u64 && saved > num_queries * PART_COST + ITEM_COST).then_some(start)
+    let reads = match options.queries_per_read {
+        0 => 1,
+        queries => num_queries.div_ceil(u64::from(queries)),
+    };
+    let saved = u64::from(keys) * num_seqs.saturating_sub(reads);
+    let cost = num_queries * PART_COST + ITEM_COST;
+    (num_seqs >= options.min_seqs as u64 && saved > cost).then(|| (start, saved - cost))
 }

@@ -65,7 +65,11 @@ fn check_plan(seqs: &[SequenceQueries], pages: &[u32], options: &PlannerOptions,
     }
     let mut written = BTreeMap::new();
     let mut direct = BTreeSet::new();
-    for item in &plan.items {
+    let num_shared = plan.num_shared_items as usize;
+    for (number, item) in plan.items.iter().enumerate() {
+        let is_shared = number < num_shared;
+        let limit = if is_shared { options.max_kv_per_shared_item } else { options.max_kv_per_item };
+        assert_eq!(item.partial < plan.num_shared_partials(), is_shared, "slots of shared items come first");
         assert_eq!(item.kv_start % block_size, 0);
         assert!(options.max_queries_per_item == 0 || item.num_queries <= options.max_queries_per_item);
         for i in 0..item.num_queries {
@@ -75,7 +79,7 @@ fn check_plan(seqs: &[SequenceQueries], pages: &[u32], options: &PlannerOptions,
                 .find(|s| s.query_start <= item.query_start + i && s.num_queries > 0)
                 .unwrap();
             let is_long = options.max_split_queries > 0 && seq.num_queries > options.max_split_queries;
-            assert!(options.max_kv_per_item == 0 || is_long || item.kv_len <= options.max_kv_per_item);
+            assert!(limit == 0 || is_long && !is_shared || item.kv_len <= limit);
             let num_pages = item.kv_len.div_ceil(block_size) as usize;
             let own_pages = &pages[(seq.pages_start + item.kv_start / block_size) as usize..][..num_pages];
             assert_eq!(
@@ -113,7 +117,7 @@ proptest! {
     ) {
         let seqs = sequences(&shapes, block_size);
         let max_kv_per_item = split_blocks * block_size;
-        let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item, max_split_queries, max_queries_per_item };
+        let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item, max_kv_per_shared_item: 0, max_split_queries, max_queries_per_item };
         let mut plan = AttentionPlan { num_partials: 9, ..AttentionPlan::default() };
         plan_attention(&seqs, &options, &mut plan);
         let num_pages = shapes.iter().map(|(first, queries)| (first + queries).div_ceil(block_size)).sum();
@@ -129,7 +133,7 @@ proptest! {
         window in prop_oneof![Just(None), (1_u32..90).prop_map(Some)],
     ) {
         let cut = cut.min(num_queries - 1);
-        let options = PlannerOptions { block_size: 4, window, max_kv_per_item: 16, max_split_queries: 0, max_queries_per_item: 0 };
+        let options = PlannerOptions { block_size: 4, window, max_kv_per_item: 16, max_kv_per_shared_item: 0, max_split_queries: 0, max_queries_per_item: 0 };
         let whole = sequences(&[(first_position, num_queries)], 4);
         let parts = sequences(&[(7, 5), (first_position, cut), (first_position + cut, num_queries - cut)], 4);
         let (mut whole_plan, mut parts_plan) = (AttentionPlan::default(), AttentionPlan::default());
@@ -150,6 +154,7 @@ fn a_long_decode_is_split_and_merged() {
         block_size: 8,
         window: None,
         max_kv_per_item: 16,
+        max_kv_per_shared_item: 0,
         max_split_queries: 0,
         max_queries_per_item: 0,
     };
@@ -174,6 +179,7 @@ fn few_long_contexts_are_split_and_many_are_not() {
         block_size: 16,
         window: None,
         max_kv_per_item: 0,
+        max_kv_per_shared_item: 0,
         max_split_queries: 1,
         max_queries_per_item: 0,
     };
@@ -202,6 +208,7 @@ fn splits_lie_between_blocks() {
         block_size: 16,
         window: None,
         max_kv_per_item: 20,
+        max_kv_per_shared_item: 0,
         max_split_queries: 0,
         max_queries_per_item: 0,
     };
@@ -252,6 +259,7 @@ proptest! {
         ways in prop::collection::vec((prop::collection::vec(0_u32..3, 0..5), 0_u32..20, 1_u32..4), 0..12),
         block_size in prop_oneof![Just(4_u32), Just(16)],
         split_blocks in 0_u32..6,
+        shared_blocks in prop_oneof![Just(0_u32), 1_u32..6, Just(16)],
         border_blocks in 1_u32..3,
         min_keys in prop_oneof![Just(0_u32), Just(40)],
         window in prop_oneof![Just(None), (1_u32..200).prop_map(Some)],
@@ -259,10 +267,10 @@ proptest! {
         max_queries in 0_u32..4,
     ) {
         let (seqs, pages) = tree(&ways, block_size);
-        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, min_seqs: 2, max_queries };
+        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, min_seqs: 2, max_queries, queries_per_read: 0, step_cost: 0 };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &sharing);
-        let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item: split_blocks * block_size, max_split_queries: 0, max_queries_per_item };
+        let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item: split_blocks * block_size, max_kv_per_shared_item: shared_blocks * block_size, max_split_queries: 0, max_queries_per_item };
         let mut plan = AttentionPlan::default();
         plan_relay(&seqs, &shared, &options, &mut plan);
         check_plan(&seqs, &pages, &options, &plan);
@@ -279,6 +287,7 @@ fn full(block_size: usize) -> PlannerOptions {
         block_size,
         window: None,
         max_kv_per_item: 0,
+        max_kv_per_shared_item: 0,
         max_split_queries: 8,
         max_queries_per_item: 0,
     }
@@ -290,8 +299,16 @@ fn a_tree_of_two_levels_has_an_item_for_each_node() {
     let ways: Vec<_> =
         [[2, 1], [2, 1], [2, 1], [2, 0], [2, 0], [2, 0]].map(|way| (way.to_vec(), 5, 1)).into();
     let (seqs, pages) = tree(&ways, 64);
-    let options =
-        ShareOptions { block_size: 64, window: None, border: 64, min_keys: 64, min_seqs: 2, max_queries: 8 };
+    let options = ShareOptions {
+        block_size: 64,
+        window: None,
+        border: 64,
+        min_keys: 64,
+        min_seqs: 2,
+        max_queries: 8,
+        queries_per_read: 0,
+        step_cost: 0,
+    };
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &pages, &options);
     let mut plan = AttentionPlan::default();
@@ -324,8 +341,16 @@ fn what_a_window_hides_is_not_shared() {
     let ways: Vec<_> = (0..4).map(|_| (vec![2, 2], 5, 1)).collect();
     let (seqs, pages) = tree(&ways, 64);
     let keys = |window| {
-        let options =
-            ShareOptions { block_size: 64, window, border: 64, min_keys: 64, min_seqs: 2, max_queries: 8 };
+        let options = ShareOptions {
+            block_size: 64,
+            window,
+            border: 64,
+            min_keys: 64,
+            min_seqs: 2,
+            max_queries: 8,
+            queries_per_read: 0,
+            step_cost: 0,
+        };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         shared.keys(&seqs)
@@ -334,8 +359,74 @@ fn what_a_window_hides_is_not_shared() {
     assert_eq!(keys(Some(300)), (896 - 576, 4 * (896 - 576)));
     assert_eq!(keys(Some(20)), (0, 0));
     let mut shared = SharedPrefixes::default();
-    let few =
-        ShareOptions { block_size: 64, window: None, border: 64, min_keys: 64, min_seqs: 5, max_queries: 8 };
+    let few = ShareOptions {
+        block_size: 64,
+        window: None,
+        border: 64,
+        min_keys: 64,
+        min_seqs: 5,
+        max_queries: 8,
+        queries_per_read: 0,
+        step_cost: 0,
+    };
     shared.find(&seqs, &pages, &few);
     assert_eq!(shared.keys(&seqs), (0, 0), "there are four");
+}
+
+#[test]
+fn shared_spans_are_split_into_one_round_of_a_device() {
+    let parts = |num_seqs: usize, keys: u32, num_kv_heads: usize, group: u32| {
+        let ways: Vec<_> = (0..num_seqs).map(|_| (vec![(keys / 64 - 1) / 3], 5, 1)).collect();
+        let (seqs, pages) = tree(&ways, 64);
+        let sharing = ShareOptions {
+            block_size: 64,
+            window: None,
+            border: 64,
+            min_keys: 64,
+            min_seqs: 2,
+            max_queries: 8,
+            queries_per_read: 128 / group,
+            step_cost: 0,
+        };
+        let mut shared = SharedPrefixes::default();
+        shared.find(&seqs, &pages, &sharing);
+        let options = PlannerOptions { max_queries_per_item: 128 / group, ..full(64) };
+        choose_shared_split(&seqs, &shared, &options, num_kv_heads, 132)
+    };
+    // 256 x 4 rows are 8 tiles of 128: with 8 heads two parts each keep 128 of 132 busy.
+    assert_eq!(parts(256, 4096, 8, 4), 2048);
+    assert_eq!(parts(64, 8192, 8, 4), 1024);
+    assert_eq!(parts(32, 32_768, 8, 4), 2048);
+    assert_eq!(parts(16, 4096, 8, 4), 256);
+    assert_eq!(parts(64, 8192, 32, 1), 2048);
+}
+
+#[test]
+fn too_little_is_not_shared() {
+    let ways: Vec<_> = (0..8).map(|_| (vec![1, 1], 5, 1)).collect();
+    let (seqs, pages) = tree(&ways, 64);
+    let keys = |step_cost, queries_per_read| {
+        let options = ShareOptions {
+            block_size: 64,
+            window: None,
+            border: 64,
+            min_keys: 64,
+            min_seqs: 2,
+            max_queries: 8,
+            queries_per_read,
+            step_cost,
+        };
+        let mut shared = SharedPrefixes::default();
+        shared.find(&seqs, &pages, &options);
+        let mut plan = AttentionPlan::default();
+        plan_relay(&seqs, &shared, &full(64), &mut plan);
+        check_plan(&seqs, &pages, &full(64), &plan);
+        shared.keys(&seqs).0
+    };
+    // 512 keys are read once instead of eight times, for eight partial results and an item.
+    let saved = 512 * 7 - (8 * 24 + 96);
+    assert_eq!([saved - 1, saved].map(|cost| keys(cost, 0)), [512, 0]);
+    // Read twice, it saves less; read by each, nothing.
+    assert_eq!([4, 1].map(|queries| keys(saved - 512, queries)), [0, 0]);
+    assert_eq!(keys(saved - 513, 4), 512);
 }

@@ -160,6 +160,8 @@ impl Backend for ReferenceBackend {
             attention_rows: 0,
             shared_border: 16,
             min_sharing_seqs: 2,
+            shared_units: 0,
+            shared_step_bytes: 0,
             partial_bytes: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,

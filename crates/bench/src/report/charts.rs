@@ -34,11 +34,19 @@ pub struct Chart {
 }
 
 /// A curve of a chart.
-struct Curve {
-    name: String,
-    points: Vec<(f64, f64)>,
+pub(crate) struct Curve {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
     /// One text a point, shown where the pointer is; none draws no dots.
-    tips: Vec<String>,
+    pub(crate) tips: Vec<String>,
+}
+
+/// How places on the x axis grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XScale {
+    Linear,
+    /// Each doubling is as wide as the next; for lengths that are powers of two.
+    Doubling,
 }
 
 /// Every chart that the runs have data for.
@@ -115,10 +123,13 @@ fn point(values: &Distribution, p: f64) -> (f64, f64) {
 
 /// A range of values and its place on the sheet.
 struct Axis {
+    /// Where values are logarithms, of base 2, so are these.
+    low: f64,
     high: f64,
     step: f64,
     from: f64,
     to: f64,
+    is_log: bool,
 }
 
 impl Axis {
@@ -130,23 +141,58 @@ impl Axis {
         let magnitude = 10_f64.powf(raw.log10().floor());
         let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * magnitude);
         let step = steps.into_iter().find(|&step| step >= raw).unwrap_or(raw);
-        Self { high: (high / step).ceil() * step, step, from, to }
+        Self { low: 0.0, high: (high / step).ceil() * step, step, from, to, is_log: false }
+    }
+
+    /// From the power of two below every value to the one above.
+    fn doubling(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
+        let logs = values.filter(|value| *value > 0.0).map(f64::log2);
+        let low = logs.clone().fold(f64::INFINITY, f64::min).floor();
+        let high = logs.fold(f64::NEG_INFINITY, f64::max).ceil();
+        let (low, high) = if low.is_finite() { (low, high.max(low + 1.0)) } else { (0.0, 1.0) };
+        Self { low, high, step: 1.0, from, to, is_log: true }
     }
 
     fn place(&self, value: f64) -> f64 {
-        self.from + (value / self.high).clamp(0.0, 1.0) * (self.to - self.from)
+        let value = if self.is_log { value.max(f64::MIN_POSITIVE).log2() } else { value };
+        let share = (value - self.low) / (self.high - self.low);
+        self.from + share.clamp(0.0, 1.0) * (self.to - self.from)
+    }
+
+    fn label(&self, value: f64) -> String {
+        if self.is_log && value >= 1024.0 {
+            return format!("{}k", value / 1024.0);
+        }
+        label(value, self.step)
     }
 
     fn ticks(&self) -> impl Iterator<Item = f64> {
-        let (step, count) = (self.step, (self.high / self.step).round() as u32);
-        (0..=count).map(move |index| f64::from(index) * step)
+        let (low, step, is_log) = (self.low, self.step, self.is_log);
+        let count = ((self.high - low) / step).round() as u32;
+        (0..=count).map(move |index| {
+            let value = low + f64::from(index) * step;
+            if is_log { value.exp2() } else { value }
+        })
     }
 }
 
 fn draw(title: &str, x_title: &str, y_title: &str, curves: &[Curve]) -> Chart {
+    draw_scaled(title, (x_title, XScale::Linear), y_title, curves)
+}
+
+pub(crate) fn draw_scaled(
+    title: &str,
+    (x_title, x_scale): (&str, XScale),
+    y_title: &str,
+    curves: &[Curve],
+) -> Chart {
     let mut scene = Scene::new(WIDTH, HEIGHT);
     let points = || curves.iter().flat_map(|curve| &curve.points);
-    let x_axis = Axis::new(points().map(|point| point.0), LEFT, WIDTH - RIGHT);
+    let xs = points().map(|point| point.0);
+    let x_axis = match x_scale {
+        XScale::Linear => Axis::new(xs, LEFT, WIDTH - RIGHT),
+        XScale::Doubling => Axis::doubling(xs, LEFT, WIDTH - RIGHT),
+    };
     let y_axis = Axis::new(points().map(|point| point.1), HEIGHT - BOTTOM, TOP);
     draw_axes(&mut scene, &x_axis, &y_axis);
     scene.text((LEFT, 22.0), title, INK, Anchor::Start);
@@ -173,12 +219,12 @@ fn draw_axes(scene: &mut Scene, x_axis: &Axis, y_axis: &Axis) {
     for value in y_axis.ticks() {
         let y = y_axis.place(value);
         scene.line(vec![(LEFT, y), (WIDTH - RIGHT, y)], FAINT, 1.0);
-        scene.text((LEFT - 8.0, y + 5.0), label(value, y_axis.step), INK, Anchor::End);
+        scene.text((LEFT - 8.0, y + 5.0), y_axis.label(value), INK, Anchor::End);
     }
     for value in x_axis.ticks() {
         let x = x_axis.place(value);
         scene.line(vec![(x, HEIGHT - BOTTOM), (x, HEIGHT - BOTTOM + 5.0)], INK, 1.0);
-        scene.text((x, HEIGHT - BOTTOM + 20.0), label(value, x_axis.step), INK, Anchor::Middle);
+        scene.text((x, HEIGHT - BOTTOM + 20.0), x_axis.label(value), INK, Anchor::Middle);
     }
     scene.line(vec![(LEFT, TOP), (LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, HEIGHT - BOTTOM)], INK, 1.0);
 }
@@ -213,6 +259,15 @@ mod tests {
         assert_eq!(axis.place(25.0), 50.0);
         let empty = Axis::new(std::iter::empty(), 0.0, 1.0);
         assert!(empty.high >= 1.0 && empty.place(f64::MAX) == 1.0);
+    }
+
+    #[test]
+    fn doublings_are_equally_wide() {
+        let axis = Axis::doubling([64.0, 700.0].into_iter(), 0.0, 100.0);
+        assert_eq!(axis.ticks().collect::<Vec<_>>(), [64.0, 128.0, 256.0, 512.0, 1024.0]);
+        assert_eq!([64.0, 256.0, 1024.0].map(|value| axis.place(value)), [0.0, 50.0, 100.0]);
+        let empty = Axis::doubling([0.0].into_iter(), 0.0, 1.0);
+        assert!(empty.place(0.0) == 0.0 && empty.place(2.0) == 1.0);
     }
 
     #[test]

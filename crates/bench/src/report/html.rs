@@ -27,12 +27,8 @@ document.querySelectorAll('th').forEach((head,column)=>{let up=false;head.addEve
     .forEach(row=>body.append(row))})});";
 
 pub fn page(title: &str, runs: &[RunResult], charts: &[Chart]) -> String {
-    let title = escape(title);
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
-         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n<table><thead><tr>"
-    );
+    let mut page = begin(title);
+    page.push_str("<table><thead><tr>");
     for column in COLUMNS {
         let _ = write!(page, "<th>{}</th>", escape(column));
     }
@@ -44,10 +40,32 @@ pub fn page(title: &str, runs: &[RunResult], charts: &[Chart]) -> String {
         }
         page.push_str("</tr>\n");
     }
-    page.push_str("</tbody></table>\n<p>Latencies in milliseconds.</p>\n<div class=\"charts\">\n");
+    page.push_str("</tbody></table>\n<p>Latencies in milliseconds.</p>\n");
+    finish(&mut page, charts);
+    page
+}
+
+/// The same with tables that are text already.
+pub fn text_page(title: &str, text: &str, charts: &[Chart]) -> String {
+    let mut page = begin(title);
+    let _ = writeln!(page, "<pre>{}</pre>", escape(text));
+    finish(&mut page, charts);
+    page
+}
+
+fn begin(title: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
+         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head>\n\
+         <body><h1>{title}</h1>\n"
+    )
+}
+
+fn finish(page: &mut String, charts: &[Chart]) {
+    page.push_str("<div class=\"charts\">\n");
     for chart in charts {
         page.push_str(&svg::write(&chart.scene));
     }
     let _ = write!(page, "</div><div id=\"tip\"></div>\n<script>{SCRIPT}</script></body></html>\n");
-    page
 }

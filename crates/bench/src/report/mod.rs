@@ -3,7 +3,7 @@
 //! `results` reads the files, `charts` decides what is drawn, `scene` is a drawing of lines, dots and words, which `svg`
 //! writes into the page and `png` paints. Both are made from the same drawing, so they cannot differ.
 
-mod charts;
+pub(crate) mod charts;
 mod html;
 mod png;
 mod results;
@@ -15,6 +15,16 @@ use std::path::PathBuf;
 use crate::BenchError;
 use charts::Chart;
 use results::RunResult;
+
+/// Tables and charts as one page that needs nothing else.
+pub(crate) fn page_of(title: &str, text: &str, charts: &[Chart]) -> String {
+    html::text_page(title, text, charts)
+}
+
+/// Charts as one picture.
+pub(crate) fn picture_of(title: &str, charts: &[Chart]) -> Result<Vec<u8>, BenchError> {
+    png::paint(&charts::sheet(title, charts))
+}
 
 /// What was read, ready to be written.
 #[derive(Debug)]

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use baton_core::SamplingParams;
 use baton_serve::{
-    ModelText, PublicContent, PublicPrefix, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
+    ModelText, PublicContent, PublicPrefix, ServeError, ServedModel, Server, ServerConfig, SystemPrompt,
+    TlsFiles,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -70,6 +71,13 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
             .iter()
             .map(|path| public_prefix(path))
             .collect::<Result<_>>()?,
+        system_prompts: args
+            .listen
+            .system_prompt_file
+            .iter()
+            .map(|path| system_prompt(path, &args.listen.served_model_name))
+            .collect::<Result<_>>()?,
+        inject_system_prompt: !args.listen.no_inject_system_prompt,
         host: args.listen.host,
         port: args.listen.port,
         api_keys,
@@ -108,6 +116,29 @@ fn public_prefix(path: &Path) -> Result<PublicPrefix> {
         PublicContent::Text(text)
     };
     Ok(PublicPrefix { name, content })
+}
+
+/// `FILE`, or `NAME=FILE` where NAME is a name that the model is served by.
+fn system_prompt(flag: &Path, names: &[String]) -> Result<SystemPrompt> {
+    let named = flag.to_str().and_then(|text| text.split_once('='));
+    let named = named.filter(|(name, _)| names.iter().any(|served| served == name));
+    let (model, path) = named.map_or((None, flag), |(name, file)| (Some(name.to_owned()), Path::new(file)));
+    let file = path.display().to_string();
+    let bytes = std::fs::read(path).with_context(|| format!("--system-prompt-file: cannot read {file}"))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        hinted(
+            format!("--system-prompt-file: {file} is not UTF-8 from byte {at} on"),
+            "save the file as UTF-8",
+        )
+    })?;
+    // Editors end a file with a line break, which is no part of what was written.
+    let text = text.trim_end_matches(['\n', '\r']).to_owned();
+    if text.trim().is_empty() {
+        let hint = "write the system prompt into it, or leave the flag out";
+        return Err(hinted(format!("--system-prompt-file: {file} is empty"), hint));
+    }
+    Ok(SystemPrompt { file, model, text })
 }
 
 fn served_model(args: &ServeArgs, session: Session, profile: Option<File>) -> ServedModel {

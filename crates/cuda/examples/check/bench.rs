@@ -253,6 +253,7 @@ impl Decode {
                 block_size: BLOCK_SIZE,
                 window,
                 max_kv_per_item: self.split as u32,
+                max_kv_per_shared_item: 0,
                 max_split_queries: 8,
                 max_queries_per_item: 128 / self.group as u32,
             };

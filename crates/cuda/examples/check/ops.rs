@@ -421,16 +421,35 @@ fn projection(case: &Case, hidden_size: usize, random: &mut Random) -> Tensor {
     Tensor::new(WeightFormat::BF16, rows, hidden_size, SharedBytes::from_vec(bytes)).expect("shape")
 }
 
-/// `(sequence, first position, number of tokens)` of a step.
-type Runs<'a> = &'a [(usize, usize, usize)];
+/// `(pages, first position, number of tokens)` of a step.
+type Runs<'a> = &'a [(Way, usize, usize)];
+
+/// Whose pages a run reads: up to a position those of one sequence, then of another, then of a third.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    seqs: [usize; 3],
+    until: [usize; 2],
+}
+
+impl Way {
+    fn of(seq: usize) -> Self {
+        Self { seqs: [seq; 3], until: [0; 2] }
+    }
+
+    fn seq_at(&self, position: usize, block_size: usize) -> usize {
+        let is_before = |until: usize| position / block_size < until / block_size;
+        self.seqs[if is_before(self.until[0]) { 0 } else { 2 - usize::from(is_before(self.until[1])) }]
+    }
+}
 
 fn attention_step(case: &Case, runs: Runs) -> StepInput {
     let mut input = StepInput::default();
     let mut seqs = Vec::new();
-    for &(seq, start, len) in runs {
+    for &(way, start, len) in runs {
         let num_pages = (start + len).div_ceil(case.block_size);
+        let seq_at = |position: usize| way.seq_at(position, case.block_size);
         // Pages of a sequence lie backwards and interleaved with the others'.
-        let page = |index: usize| ((40 - index) * 4 + seq) as u32;
+        let page = |index: usize| ((40 - index) * 4 + seq_at(index * case.block_size)) as u32;
         seqs.push(SequenceQueries {
             query_start: input.token_ids.len() as u32,
             num_queries: len as u32,
@@ -439,7 +458,7 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         });
         input.pages.extend((0..num_pages).map(page));
         for position in start..start + len {
-            input.token_ids.push(((seq * 31 + position * 7) % MAX_TOKENS) as u32);
+            input.token_ids.push(((seq_at(position) * 31 + position * 7) % MAX_TOKENS) as u32);
             input.positions.push(position as u32);
             input.slots.push(
                 page(position / case.block_size) * case.block_size as u32
@@ -451,6 +470,7 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         block_size: case.block_size,
         window: case.window,
         max_kv_per_item: case.split.next_multiple_of(case.block_size as u32),
+        max_kv_per_shared_item: case.split.next_multiple_of(case.block_size as u32),
         max_split_queries: 0,
         max_queries_per_item: case.max_queries,
     };
@@ -460,7 +480,9 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         border: case.block_size as u32,
         min_keys: 0,
         min_seqs: 2,
-        max_queries: 1,
+        max_queries: 4,
+        queries_per_read: 0,
+        step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &input.pages, &sharing);
@@ -537,19 +559,29 @@ fn attention(case: &Case, precision: Precision, table: &mut Table) {
     let (program, output) = build(&mut cuda);
     let _ = build(&mut reference);
     // Decodes that have a beginning in common; each computes a token again.
-    let relayed: Vec<_> = (0..24).map(|number| (0, 100 + 2 * number, 1)).collect();
-    let steps: [Runs; 8] = [
-        &[(0, 0, 100), (1, 0, 33), (2, 0, 1)],
-        &[(0, 100, 1), (1, 33, 1), (2, 1, 1)],
-        &[(2, 2, 70), (0, 101, 1), (1, 34, 1), (3, 0, 17)],
-        &[(0, 102, 1), (1, 35, 1), (2, 72, 1), (3, 17, 1)],
-        &[(1, 36, 120)],
-        &[(3, 18, 150)],
-        &[(3, 168, 100), (0, 103, 60)],
-        &relayed,
+    let own = |runs: &[(usize, usize, usize)]| -> Vec<(Way, usize, usize)> {
+        runs.iter().map(|&(seq, start, len)| (Way::of(seq), start, len)).collect()
+    };
+    let relayed = (0..24).map(|number| (Way::of(0), 100 + 2 * number, 1)).collect();
+    // A tree: two beginnings, four ways to go on from each, ten decodes below each, some of two tokens.
+    let tree = (0..80).map(|number: usize| {
+        let seqs = [number / 40, [0, 1, 3, 0][number / 10 % 4], 3];
+        let way = Way { seqs, until: [48, 96] };
+        if number % 10 == 3 { (way, 100 + number / 5, 2) } else { (way, 180 + number, 1) }
+    });
+    let steps = [
+        own(&[(0, 0, 100), (1, 0, 33), (2, 0, 1)]),
+        own(&[(0, 100, 1), (1, 33, 1), (2, 1, 1)]),
+        own(&[(2, 2, 70), (0, 101, 1), (1, 34, 1), (3, 0, 17)]),
+        own(&[(0, 102, 1), (1, 35, 1), (2, 72, 1), (3, 17, 1)]),
+        own(&[(1, 36, 120)]),
+        own(&[(3, 18, 150)]),
+        own(&[(3, 168, 100), (0, 103, 60)]),
+        relayed,
+        tree.collect(),
     ];
     let (mut expected, mut got) = (Vec::new(), Vec::new());
-    for runs in steps {
+    for runs in &steps {
         let input = attention_step(case, runs);
         expected.extend(run(&mut reference, &input, &program, output));
         got.extend(run(&mut cuda, &input, &program, output));

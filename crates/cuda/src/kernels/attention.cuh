@@ -8,11 +8,12 @@ struct AttentionParams {
     real* output;        // [tokens, heads * head_dim]
     float* partials;     // [slots, heads, head_dim], each divided by its own sum
     float* partial_lse;  // [slots, heads], the logarithm of that sum; minus infinity if no key was seen
-    u32* arrivals;       // [merges, kv_heads], how many partials of a merge are there; 0 between launches
+    u32* arrivals;       // [merges, kv_heads], how many own partials of a merge are there; 0 between launches
     u32 plan, window;    // 0 is no window
     u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type;
     float scale, softcap;
     u32 is_decode;       // the step writes no key that another sequence reads
+    u32 is_shared;       // the launch is for shared items, else for all others
 };
 
 __device__ __forceinline__ bool sees(u32 position, u32 key, u32 window) {

@@ -4,6 +4,8 @@
 // All four warps of a block hold the same rows; warp w takes keys w * 16 .. + 16 of every 64 through a ring of its own and
 // needs no other warp until the unit ends. The ring runs on into the next unit, so that the memory never waits for the end of
 // one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
+//
+// What a sequence shares with others was read by the launch before: the block that has a query's own keys merges both.
 
 #define FEW_STAGES ((HEAD_DIM > 128 ? 2 : (IS_SMALL ? 256 : 384) / HEAD_DIM) * (IS_FP8 ? 2 : 1))
 #define FEW_STAGE_BYTES (2 * 16 * RAW_BYTES) // of one warp: 16 keys, 16 values
@@ -18,6 +20,7 @@ struct Feed {
 };
 
 struct FewPlan {
+    PlanHeader header;
     const AttentionItem* items;
     const u32* positions;
     const u32* pages;
@@ -35,6 +38,9 @@ struct Unit {
     u32 number, kv_head, num_rows;
     AttentionItem item;
     Seen seen;
+    // What the item's results are merged with where nobody else has a part of them: partials of shared items.
+    bool merges;
+    Joined joined;
     // Of a lane's two rows; null where there is none.
     const bf16* queries[2];
     u32 position[2];
@@ -49,6 +55,11 @@ __device__ __forceinline__ void open_work(const AttentionParams& p, const FewPla
         unit.num_rows = unit.item.num_queries * plan.group;
         if (unit.num_rows > 16) continue;
         unit.seen = sees_few(p, plan, unit.item);
+        unit.merges = false;
+        if (unit.item.partial != NONE) {
+            unit.joined = find_partials(p, plan.header, unit.item.partial);
+            unit.merges = unit.joined.merge.num_own == 1;
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             u32 packed = threadIdx.x % 32 / 4 + 8 * h, own = min(packed, unit.num_rows - 1);
@@ -123,11 +134,46 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const bf16* (&rows)[2], 
     }
 }
 
+// Two columns of a row: sums of values, with the weights' total and the maximum (in units of log2) that they are relative to.
+struct Pair {
+    float max, total, low, high;
+};
+
+// Adds what shared items found, of which the lanes of a warp know the slots. All lanes have the same row.
+__device__ __forceinline__ void merge_shared(const AttentionParams& p, const Joined& joined, u32 head, u32 d, Pair& pair) {
+    u32 count = joined.merge.count - 1; // the last one is our own
+    for (u32 first = 0; first < count; first += 4) {
+        float lse[4], highest = pair.max;
+        float2 part[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 at = min(first + i, count - 1);
+            u64 slot = (u64)(first < 32 ? __shfl_sync(NONE, joined.slot, at) : joined.slots[at]) * p.num_heads + head;
+            lse[i] = load_uncached(p.partial_lse + slot) * LOG2E;
+            if (first + i >= count) lse[i] = NEG_INF;
+            part[i] = __ldcg(reinterpret_cast<const float2*>(p.partials + slot * HEAD_DIM + d));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) highest = fmaxf(highest, lse[i]);
+        float old = pair.max == NEG_INF ? 0.0f : exp2_approx(pair.max - highest);
+        pair = {highest, pair.total * old, pair.low * old, pair.high * old};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float weight = lse[i] == NEG_INF ? 0.0f : exp2_approx(lse[i] - highest);
+            pair.total += weight;
+            pair.low += weight * part[i].x;
+            pair.high += weight * part[i].y;
+        }
+    }
+}
+
 // Joins what the four warps found and stores it: eight rows at a time through `region`, [4][8][HEAD_DIM].
 __device__ __forceinline__ void join_warps(
-    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 num_rows, Rows& rows, float* region,
-    float (*maxima)[16], float (*totals)[16]) {
+    const AttentionParams& p, const FewPlan& plan, const Unit& unit, Rows& rows, float* region, float (*maxima)[16],
+    float (*totals)[16]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const AttentionItem& item = unit.item;
+    u32 kv_head = unit.kv_head, num_rows = unit.num_rows;
     if (lane % 4 == 0) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -157,21 +203,27 @@ __device__ __forceinline__ void join_warps(
         for (u32 i = thread; i < 8 * (HEAD_DIM / 2); i += 128) {
             u32 row = i / (HEAD_DIM / 2), d = i % (HEAD_DIM / 2) * 2, packed = h * 8 + row;
             if (packed >= num_rows) break;
-            float highest = NEG_INF;
+            Pair pair = {NEG_INF, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-            for (int w = 0; w < 4; w++) highest = fmaxf(highest, maxima[w][packed]);
-            float total = 0.0f, low = 0.0f, high = 0.0f;
+            for (int w = 0; w < 4; w++) pair.max = fmaxf(pair.max, maxima[w][packed]);
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                float weight = maxima[w][packed] == NEG_INF ? 0.0f : exp2_approx(maxima[w][packed] - highest);
+                float weight = maxima[w][packed] == NEG_INF ? 0.0f : exp2_approx(maxima[w][packed] - pair.max);
                 const float* at = region + (w * 8 + row) * HEAD_DIM + (d / 8 ^ row) * 8 + d % 8;
-                total += weight * totals[w][packed];
-                low += weight * at[0];
-                high += weight * at[1];
+                pair.total += weight * totals[w][packed];
+                pair.low += weight * at[0];
+                pair.high += weight * at[1];
             }
-            float factor = total > 0.0f ? 1.0f / total : 0.0f;
-            store_pair(p, item, kv_head, packed, d, low * factor, high * factor);
-            if (d == 0) store_lse(p, item, kv_head, packed, highest, total);
+            if (unit.merges) {
+                Joined joined = unit.joined;
+                if (item.num_queries > 1) joined = find_partials(p, plan.header, item.partial + packed / plan.group);
+                merge_shared(p, joined, kv_head * plan.group + packed % plan.group, d, pair);
+            }
+            float factor = pair.total > 0.0f ? 1.0f / pair.total : 0.0f;
+            AttentionItem target = item;
+            if (unit.merges) target.partial = NONE;
+            store_pair(p, target, kv_head, packed, d, pair.low * factor, pair.high * factor);
+            if (d == 0) store_lse(p, target, kv_head, packed, pair.max, pair.total);
         }
     }
     __syncthreads();
@@ -186,9 +238,9 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
     u32 ring = shared_address(shared) + warp * FEW_STAGES * FEW_STAGE_BYTES;
     float* region = reinterpret_cast<float*>(shared + 4 * FEW_STAGES * FEW_STAGE_BYTES);
     const PlanHeader header = p.step->plans[p.plan];
-    const FewPlan plan = {reinterpret_cast<const AttentionItem*>(words(p.step, header.items)),
-                          words(p.step, p.step->positions), words(p.step, p.step->pages),
-                          header.num_items * p.num_kv_heads, p.num_heads / p.num_kv_heads};
+    const Items items = items_of(p, header);
+    const FewPlan plan = {header, items.first, words(p.step, p.step->positions), words(p.step, p.step->pages),
+                          items.count * p.num_kv_heads, p.num_heads / p.num_kv_heads};
     // The first block waits in any case, so that the launch does not end before the one before it.
     if (blockIdx.x > 0 && blockIdx.x >= plan.num_units) return;
     Feed feed;
@@ -258,8 +310,8 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
             stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
         }
         rows.finish();
-        join_warps(p, item, unit.kv_head, unit.num_rows, rows, region, maxima, totals);
-        arrive<128>(p, header, item, unit.kv_head, is_last);
+        join_warps(p, plan, unit, rows, region, maxima, totals);
+        if (!unit.merges) arrive<128>(p, header, item, unit.kv_head, is_last);
         unit.number += gridDim.x;
         open_work(p, plan, unit);
     }

@@ -1,4 +1,4 @@
-// Items of more than 16 packed rows: prompt chunks and shared prefixes. A block of eight warps takes 128 rows, 16 a warp, over
+// Items of more than 16 packed rows: prompt chunks; and all shared items. A block of eight warps takes 128 rows, 16 a warp, over
 // the same keys, which come through a ring of cp.async gathers with one barrier a tile.
 
 #if !IS_WIDE
@@ -213,21 +213,21 @@ KERNEL __launch_bounds__(256, MANY_BLOCKS) attention_many(const AttentionParams 
     __shared__ u8 is_last[256];
     allow_next();
     const PlanHeader plan = p.step->plans[p.plan];
-    const AttentionItem* items = reinterpret_cast<const AttentionItem*>(words(p.step, plan.items));
+    const Items items = items_of(p, plan);
     u32 group = p.num_heads / p.num_kv_heads;
     wait_for_previous();
     // From the last item to the first, because the later ones of a prompt see more keys, and there and back over the blocks,
     // so that none gets the longest of every round.
-    u32 num_units = plan.num_items * p.num_kv_heads;
+    u32 num_units = items.count * p.num_kv_heads;
     for (u32 round = 0; round * gridDim.x < num_units; round++) {
         u32 place = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         if (place >= num_units) continue;
         u32 unit = num_units - 1 - place;
-        const AttentionItem item = items[unit / p.num_kv_heads];
+        const AttentionItem item = items.first[unit / p.num_kv_heads];
         u32 num_rows = item.num_queries * group;
-        if (num_rows <= 16) continue;
+        if (num_rows <= 16 && !p.is_shared) continue;
         for (u32 row = 0; row < num_rows; row += MANY_ROWS) attend(p, item, unit % p.num_kv_heads, row, shared, range);
-        arrive<256>(p, plan, item, unit % p.num_kv_heads, is_last);
+        if (!p.is_shared) arrive<256>(p, plan, item, unit % p.num_kv_heads, is_last);
     }
 }
 #endif

@@ -209,6 +209,18 @@ struct Rows {
     }
 };
 
+// The items of a launch.
+struct Items {
+    const AttentionItem* first;
+    u32 count;
+};
+
+__device__ __forceinline__ Items items_of(const AttentionParams& p, const PlanHeader& plan) {
+    const AttentionItem* items = reinterpret_cast<const AttentionItem*>(words(p.step, plan.items));
+    if (p.is_shared) return {items, plan.num_shared};
+    return {items + plan.num_shared, plan.num_items - plan.num_shared};
+}
+
 // Two neighbouring values of a packed row of an item: to the output, or to the item's partial slot.
 __device__ __forceinline__ void store_pair(
     const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, u32 d, float low, float high) {
@@ -296,8 +308,9 @@ __device__ __forceinline__ void meet() {
     else asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
-// Called by a whole block that has stored the partials of an item and kv head. Whoever brings a query's last partial joins
-// them, so that no other kernel has to. Where not the whole block does, its `THREADS` from `FIRST` on do.
+// Called by a whole block that has stored the partials of an item of one sequence and kv head. Whoever brings a query's last
+// partial merges them with those of shared items, which are there before, so that no other kernel has to. Where not the whole
+// block does, its `THREADS` from `FIRST` on do.
 template <int THREADS, int FIRST = 0>
 __device__ __forceinline__ void arrive(
     const AttentionParams& p, const PlanHeader& plan, const AttentionItem& item, u32 kv_head, u8* is_last) {
@@ -309,7 +322,7 @@ __device__ __forceinline__ void arrive(
         u32 number = 0, expected = 0, pair = thread / 32;
         if (thread < count) {
             number = words(p.step, plan.slot_merges)[item.partial + first + thread];
-            expected = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges))[number].count;
+            expected = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges))[number].num_own;
         }
         Joined joined;
         if (pair < count * group) joined = find_partials(p, plan, item.partial + first + pair / group);

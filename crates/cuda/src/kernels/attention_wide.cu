@@ -1,4 +1,4 @@
-// Items of more than 16 packed rows where there is wgmma (sm_90a) and heads are of 64 or 128: prompt chunks and shared prefixes.
+// Items of more than 16 packed rows where there is wgmma (sm_90a) and heads are of 64 or 128: prompt chunks; and all shared items.
 // The same work as attention_many, with the copies in a warpgroup of their own.
 //
 // A block has 128 threads that bring queries, keys and values into shared memory and two warpgroups of 64 rows each that
@@ -37,15 +37,16 @@ struct Walk {
 __device__ __forceinline__ bool walk_on(const AttentionParams& p, const PlanHeader& plan, Walk& walk) {
     walk.row += WIDE_ROWS;
     if (walk.row < walk.num_rows) return true;
-    u32 num_units = plan.num_items * p.num_kv_heads;
+    const Items items = items_of(p, plan);
+    u32 num_units = items.count * p.num_kv_heads;
     while (walk.round * gridDim.x < num_units) {
         u32 place = walk.round * gridDim.x + (walk.round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         walk.round++;
         if (place >= num_units) continue;
         u32 unit = num_units - 1 - place;
-        walk.item = reinterpret_cast<const AttentionItem*>(words(p.step, plan.items))[unit / p.num_kv_heads];
+        walk.item = items.first[unit / p.num_kv_heads];
         walk.num_rows = walk.item.num_queries * (p.num_heads / p.num_kv_heads);
-        if (walk.num_rows <= 16) continue;
+        if (walk.num_rows <= 16 && !p.is_shared) continue;
         walk.kv_head = unit % p.num_kv_heads;
         walk.row = 0;
         return true;
@@ -343,7 +344,7 @@ __device__ __forceinline__ void multiply_units(
             attend_wide(p, walk, own, begin, seen.end, count, barriers, stages, queries, softmax, sums);
         }
         store_rows(p, walk, walk.row + warp * 16, softmax, sums);
-        if (walk.row + WIDE_ROWS >= walk.num_rows) arrive<256, 128>(p, plan, walk.item, walk.kv_head, is_last);
+        if (!p.is_shared && walk.row + WIDE_ROWS >= walk.num_rows) arrive<256, 128>(p, plan, walk.item, walk.kv_head, is_last);
     }
 }
 

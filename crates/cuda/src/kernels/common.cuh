@@ -18,7 +18,8 @@ typedef u16 bf16;
 struct PlanHeader {
     u32 num_items, items, num_merges, merges, merge_slots;
     u32 slot_merges; // for each partial slot the merge that it belongs to
-    u32 reserved[2];
+    u32 num_shared;  // of the items, the first ones: read by several sequences, and done before the others
+    u32 reserved;
 };
 
 struct StepHeader {
@@ -34,6 +35,7 @@ struct AttentionItem {
 
 struct AttentionMerge {
     u32 query, first, count;
+    u32 num_own; // of the partials, the last ones: not of shared items
 };
 
 struct SampleRow {

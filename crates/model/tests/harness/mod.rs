@@ -142,6 +142,7 @@ impl Harness {
                 block_size: self.options.block_size,
                 window,
                 max_kv_per_item: self.options.max_kv_per_item,
+                max_kv_per_shared_item: 0,
                 max_split_queries: 0,
                 max_queries_per_item: self.options.max_queries_per_item,
             };

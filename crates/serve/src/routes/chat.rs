@@ -62,7 +62,7 @@ pub async fn create(
         chat_template_kwargs: chat.chat_template_kwargs,
         skips_reasoning: false,
     };
-    let conversation = Conversation { messages, tools, options };
+    let conversation = Conversation { model: fields.model.clone(), messages, tools, options };
     let structured = structured::wish(structured)?;
     let ask = Ask { conversation, fields, api, structured, clamps_length: false };
     let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;

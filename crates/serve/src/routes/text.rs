@@ -42,7 +42,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
                 chat_template_kwargs: asked.chat_template_kwargs,
                 skips_reasoning: false,
             };
-            let conversation = Conversation { messages, options, ..Conversation::default() };
+            let conversation =
+                Conversation { model: asked.model, messages, options, ..Conversation::default() };
             prepare::chat_prompt(app, conversation).map(|prompt| prompt.token_ids)
         }
         _ => Err(ApiError::invalid_field("prompt", "give either prompt or messages")),

@@ -139,8 +139,13 @@ fn an_empty_partial_is_neutral() {
     let merges = (0..8).map(|query| AttentionMerge { query, first: 2 * query, count: 2 }).collect();
     // The split that the first four queries do not see comes first in their merges.
     let merge_slots = (0..8).flat_map(|query| [query + 8, query]).collect();
-    input.attention =
-        vec![AttentionPlan { items: vec![item(4, 8), item(0, 0)], merges, merge_slots, num_partials: 16 }];
+    input.attention = vec![AttentionPlan {
+        items: vec![item(4, 8), item(0, 0)],
+        merges,
+        merge_slots,
+        num_partials: 16,
+        num_shared_items: 0,
+    }];
     bench.run(&input);
     assert_close(&bench.attended(8), &naive::attention(&kind, &seq.tokens).concat(), "empty partial");
 }

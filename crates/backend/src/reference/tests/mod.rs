@@ -192,6 +192,7 @@ impl Bench {
             block_size: BLOCK_SIZE,
             window: self.kind.window,
             max_kv_per_item: split,
+            max_kv_per_shared_item: 0,
             max_split_queries: 0,
             max_queries_per_item: queries,
         };

@@ -3,13 +3,13 @@
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use baton_backend::{Backend, WeightFormat};
+use baton_backend::{Backend, DeviceInfo, WeightFormat};
 use baton_bench::{BenchError, KernelLimits, KernelSizes, KernelsOptions};
 use baton_cuda::{CudaBackend, CudaOptions};
 
 use super::{bar, write_result};
 use crate::bench_args::KernelsArgs;
-use crate::engine_args::{kv_dtype, parse_dtype};
+use crate::engine_args::{EngineArgs, kv_dtype, parse_dtype};
 use crate::errors::hinted;
 use crate::session::{cuda_options, open_backend};
 
@@ -25,13 +25,7 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "{}", device.description)?;
     out.flush()?;
     let cuda = cuda_options(&args.engine).filter(|_| device.name != "cpu");
-    let limits = || -> Result<KernelLimits> {
-        match &cuda {
-            Some(options) => cuda_limits(options),
-            None if device.name == "cpu" => cpu_limits(args.engine.threads),
-            None => Ok(KernelLimits::default()),
-        }
-    };
+    let limits = || limits(&args.engine, &device);
     let failed = |error: anyhow::Error| BenchError::Failed(format!("{error:#}"));
     let open = || open_backend(&args.engine, None).map_err(failed);
     let library = || -> Result<Box<dyn Backend>, BenchError> {
@@ -48,6 +42,15 @@ pub fn run(args: &KernelsArgs, out: &mut dyn Write) -> Result<()> {
     let mut json = baton_bench::kernels_json(&result);
     json.insert("device".to_owned(), device.description.into());
     write_result(&args.output, &json)
+}
+
+/// What the device can do at best, where that can be measured.
+pub(super) fn limits(args: &EngineArgs, device: &DeviceInfo) -> Result<KernelLimits> {
+    match cuda_options(args).filter(|_| device.name != "cpu") {
+        Some(options) => cuda_limits(&options),
+        None if device.name == "cpu" => cpu_limits(args.threads),
+        None => Ok(KernelLimits::default()),
+    }
 }
 
 fn cuda_limits(options: &CudaOptions) -> Result<KernelLimits> {

@@ -3,6 +3,7 @@
 
 mod kernels;
 mod offline;
+pub mod relay;
 mod report;
 mod serve;
 pub mod soak;
@@ -26,6 +27,7 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<()> {
         BenchCommand::Soak(args) => soak::run(args, out),
         BenchCommand::Startup(args) => startup::run(args, out),
         BenchCommand::Kernels(args) => kernels::run(args, out),
+        BenchCommand::Relay(args) => relay::run(args, out),
         BenchCommand::Report(args) => report::run(args, out),
     }
 }

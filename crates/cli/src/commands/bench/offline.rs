@@ -78,7 +78,11 @@ fn request(sample: &Sample, text: &TextModel, tokens: TokenRange) -> Result<Offl
 }
 
 /// What was measured, for whoever finds the file later.
-fn describe(json: &mut serde_json::Map<String, serde_json::Value>, session: &Session, args: &EngineArgs) {
+pub(super) fn describe(
+    json: &mut serde_json::Map<String, serde_json::Value>,
+    session: &Session,
+    args: &EngineArgs,
+) {
     let memory = session.engine.memory_plan();
     json.insert("model_id".to_owned(), session.text.name.clone().into());
     json.insert("device".to_owned(), memory.device.clone().into());

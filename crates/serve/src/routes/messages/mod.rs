@@ -128,7 +128,7 @@ fn conversation(mut asked: MessageFields) -> Result<Conversation, ApiError> {
         continue_final_message: is_begun.then_some(true),
         ..ChatOptions::default()
     };
-    Ok(Conversation { messages, tools, options })
+    Ok(Conversation { model: asked.model, messages, tools, options })
 }
 
 #[derive(Debug)]

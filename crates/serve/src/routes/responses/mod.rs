@@ -196,7 +196,7 @@ fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Resu
         ..ChatOptions::default()
     };
     let tools = ToolUse::new(tools, choice, asked.parallel_tool_calls)?;
-    let conversation = Conversation { messages, tools, options };
+    let conversation = Conversation { model: fields.model.clone(), messages, tools, options };
     Ok(Ask { conversation, fields, api, structured, clamps_length: true })
 }
 

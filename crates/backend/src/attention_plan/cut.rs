@@ -1,0 +1,156 @@
+//! The one way from the sequences of a step to its attention plan: what is shared, where contexts are split, and whether the
+//! partial results fit, from what the model is and the device likes.
+
+use super::{
+    PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_shared_split, choose_split,
+    plan_attention, plan_relay,
+};
+use crate::{AttentionPlan, DeviceInfo};
+
+/// Query rows of one attention item: enough to read a page once for many queries, few enough to share among threads.
+const MAX_QUERIES_PER_ITEM: u32 = 32;
+/// Runs of up to this many queries are split over their keys: decodes, with or without a few drafts.
+pub const MAX_SPLIT_QUERIES: u32 = 8;
+/// Where contexts are split when the tokens of a request must not depend on the others.
+const DETERMINISTIC_SPLIT: u32 = 1024;
+
+/// The heads of a model's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionHeads {
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// Of the keys and values of one token in one layer.
+    pub token_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutOptions {
+    pub block_size: usize,
+    /// What sequences have in common is read once for all of them.
+    pub relays: bool,
+    /// How a query's keys are split depends on its position alone.
+    pub is_fixed: bool,
+}
+
+/// How attention is cut into items.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCut {
+    block_size: usize,
+    num_kv_heads: usize,
+    max_queries_per_item: u32,
+    /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
+    units: usize,
+    /// The same for shared spans.
+    shared_units: usize,
+    /// What sequences have in common is read once for all of them.
+    relays: bool,
+    /// Where shared spans begin and end; 0 shares nothing.
+    shared_border: u32,
+    min_sharing_seqs: usize,
+    /// See [`ShareOptions`].
+    queries_per_read: u32,
+    step_cost: u64,
+    /// Partial results that there is memory for.
+    max_partials: u32,
+    is_fixed: bool,
+}
+
+impl AttentionCut {
+    pub fn new(device: &DeviceInfo, heads: &AttentionHeads, options: &CutOptions) -> Self {
+        let AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes } = *heads;
+        let slot_bytes = num_heads * head_dim * size_of::<f32>();
+        let max_partials = match device.partial_bytes {
+            0 => u32::MAX,
+            bytes => (bytes / slot_bytes.max(1)) as u32,
+        };
+        let group = num_heads / num_kv_heads.max(1);
+        let preferred = (device.attention_rows / group.max(1)).max(1) as u32;
+        let has_tiles = device.attention_rows > 0;
+        Self {
+            block_size: options.block_size,
+            num_kv_heads,
+            max_queries_per_item: if has_tiles { preferred } else { MAX_QUERIES_PER_ITEM },
+            units: device.attention_units,
+            shared_units: device.shared_units,
+            relays: options.relays,
+            shared_border: device.shared_border.next_multiple_of(options.block_size) as u32,
+            min_sharing_seqs: device.min_sharing_seqs,
+            queries_per_read: if has_tiles { preferred } else { 0 },
+            step_cost: (device.shared_step_bytes / token_bytes.max(1)) as u64,
+            max_partials,
+            is_fixed: options.is_fixed,
+        }
+    }
+
+    /// Whether sequences of a step may share anything at all.
+    pub fn shares(&self) -> bool {
+        self.relays && self.shared_border > 0
+    }
+
+    /// Turns relay attention on or off from the next step on. It stays off where splits are fixed.
+    pub fn set_relays(&mut self, relays: bool) {
+        self.relays = relays && !self.is_fixed;
+    }
+
+    /// Plans the attention of one kind: `window` is its sliding window, `shared` what the sequences were found to share.
+    pub fn plan(
+        &self,
+        seqs: &[SequenceQueries],
+        pages: &[u32],
+        window: Option<u32>,
+        shared: &mut SharedPrefixes,
+        out: &mut AttentionPlan,
+    ) {
+        shared.find(seqs, pages, &self.sharing(window));
+        let options = self.options(window, seqs, shared);
+        plan_relay(seqs, shared, &options, out);
+        if out.num_partials > self.max_partials {
+            *shared = SharedPrefixes::default();
+            let whole = PlannerOptions { max_kv_per_item: 0, ..options };
+            plan_attention(seqs, &whole, out);
+        }
+    }
+
+    fn sharing(&self, window: Option<u32>) -> ShareOptions {
+        ShareOptions {
+            block_size: self.block_size,
+            window,
+            border: if self.relays { self.shared_border } else { 0 },
+            min_keys: self.shared_border,
+            min_seqs: self.min_sharing_seqs,
+            max_queries: MAX_SPLIT_QUERIES,
+            queries_per_read: self.queries_per_read,
+            step_cost: self.step_cost,
+        }
+    }
+
+    fn options(
+        &self,
+        window: Option<u32>,
+        seqs: &[SequenceQueries],
+        shared: &SharedPrefixes,
+    ) -> PlannerOptions {
+        let options = PlannerOptions {
+            block_size: self.block_size,
+            window,
+            max_kv_per_item: 0,
+            max_kv_per_shared_item: 0,
+            max_split_queries: MAX_SPLIT_QUERIES,
+            max_queries_per_item: self.max_queries_per_item,
+        };
+        if self.units == 0 {
+            return options;
+        }
+        if self.is_fixed {
+            let max_kv_per_item = DETERMINISTIC_SPLIT.next_multiple_of(self.block_size as u32);
+            return PlannerOptions { max_kv_per_item, max_split_queries: 0, ..options };
+        }
+        let (heads, units) = (self.num_kv_heads, self.shared_units);
+        PlannerOptions {
+            max_kv_per_item: choose_split(seqs, shared, &options, heads, self.units),
+            max_kv_per_shared_item: choose_shared_split(seqs, shared, &options, heads, units),
+            ..options
+        }
+    }
+}
