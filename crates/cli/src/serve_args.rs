@@ -68,8 +68,8 @@ pub struct ListenArgs {
     #[arg(long, value_name = "ORIGIN", num_args = 1..)]
     allowed_origins: Vec<String>,
     /// Path under which a proxy shows the server, such as /llm: it is taken off what is asked for
-    #[arg(long, value_name = "PATH", default_value = "", value_parser = parse_root_path)]
-    pub root_path: String,
+    #[arg(long, value_name = "PATH", value_parser = parse_root_path)]
+    pub root_path: Option<String>,
     /// Write tokens in log-probabilities as token_id:ID unless a request says otherwise
     #[arg(long)]
     pub return_tokens_as_token_ids: bool,

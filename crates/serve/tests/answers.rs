@@ -389,7 +389,12 @@ async fn embeddings_are_made_as_asked() {
     let client = client().await;
     let vector = async |more: Value| -> Vec<f64> {
         let answer = client.ok("/v1/embeddings", &with(json!({"input": "Hello"}), more)).await;
-        answer["data"][0]["embedding"].as_array().expect("a vector").iter().filter_map(Value::as_f64).collect()
+        answer["data"][0]["embedding"]
+            .as_array()
+            .expect("a vector")
+            .iter()
+            .filter_map(Value::as_f64)
+            .collect()
     };
     let length = |vector: &[f64]| vector.iter().map(|x| x * x).sum::<f64>().sqrt();
     let (unit, raw) = (vector(json!({})).await, vector(json!({"normalize": false})).await);

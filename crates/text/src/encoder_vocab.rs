@@ -53,7 +53,8 @@ fn unigram(vocab: &GgufVocab) -> Value {
     let score = |id: usize| f64::from(vocab.scores.get(id).copied().unwrap_or(0.0));
     let pieces: Vec<Value> =
         vocab.tokens.iter().enumerate().map(|(id, text)| json!([text, score(id)])).collect();
-    let spaces = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let spaces =
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
     let normalizer = if vocab.precompiled_charsmap.is_empty() {
         Value::Null
     } else {
@@ -86,8 +87,7 @@ fn post_processor(vocab: &GgufVocab) -> Value {
         token.as_ref().map(|(_, text)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
     };
     let text = json!({"Sequence": {"id": "A", "type_id": 0}});
-    let single: Vec<Value> =
-        [special(&begin), Some(text), special(&end)].into_iter().flatten().collect();
+    let single: Vec<Value> = [special(&begin), Some(text), special(&end)].into_iter().flatten().collect();
     let tokens: Map<String, Value> = [&begin, &end]
         .into_iter()
         .flatten()

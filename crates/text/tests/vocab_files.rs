@@ -93,7 +93,8 @@ fn every_case_gives_the_expected_ids() {
 #[test]
 fn encoder_vocabularies_load() {
     let folder = data_folder();
-    let encode = |name: &str, text: &str| load(&folder, name).expect("loads").encode(text, true).expect("encodes");
+    let encode =
+        |name: &str, text: &str| load(&folder, name).expect("loads").encode(text, true).expect("encodes");
     assert_eq!(encode("bert-bge", "Hello, Wörld!"), [101, 7592, 1010, 2088, 999, 102]);
     assert_eq!(encode("nomic-bert-moe", "Hello world"), [0, 35378, 8999, 2]);
 }

@@ -82,7 +82,7 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         port: args.listen.port,
         api_keys,
         allowed_origins: args.listen.allowed_origins(),
-        root_path: args.listen.root_path.clone(),
+        root_path: args.listen.root_path.clone().unwrap_or_default(),
         tokens_as_ids: args.listen.return_tokens_as_token_ids,
         otlp_traces_endpoint: args.log.otlp_traces_endpoint.clone(),
         console: !args.listen.disable_console,
