@@ -53,6 +53,7 @@ pub async fn apply(
     }
     if let Some(filter) = params.token_filter.clone() {
         let ends = &app.model.text.eos_token_ids;
+        let ends = if params.ignore_eos { &[] } else { &ends[..] };
         let filtered = FilteredConstraint::new(filter, constraint, app.model.vocab_size, ends);
         constraint = Some(Arc::new(filtered) as Arc<dyn Constraint>);
     }
