@@ -218,6 +218,8 @@ test("the live view moves", async () => {
   await load;
   await shows("requests", /running 0/);
   assert.match(await page.locator(".tile").first().textContent(), /\d/);
+  const saved = page.locator(".tile", { hasText: "KV reads saved" });
+  assert.match(await saved.textContent(), /\d+(\.\d+)? (MiB|GiB) since the start/);
   if (SCREENSHOTS) {
     await page.waitForTimeout(8000);
     await picture(page, "live");

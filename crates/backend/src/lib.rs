@@ -35,7 +35,7 @@ pub use kv_spec::{KvDtype, KvLayerSpec, KvSpec};
 pub use mock::{MockBackend, MockOptions};
 pub use ops::{
     Activation, Attention, Backend, BackendError, BufferId, DeviceInfo, Embed, GatedLinear, Linear, Logits,
-    Norm, NormKind, NormOp, Ops, Precision, Program, Qkv, RopeId, RopeSpec, RopeStyle, StepLimits,
+    Norm, NormKind, NormOp, Ops, Precision, Program, Qkv, RopeId, RopeSpec, RopeStyle, Sharing, StepLimits,
     StepMemory, VectorId, WeightId, WeightUse,
 };
 pub use random_fill::RandomFill;

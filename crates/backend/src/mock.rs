@@ -11,7 +11,7 @@ use baton_core::{TokenId, TokenLogprob};
 
 use crate::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RopeId, RopeSpec, Sampled,
-    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Sharing, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 
 /// As a GPU: the next step is submitted while one runs.
@@ -90,10 +90,7 @@ impl Backend for MockBackend {
             max_steps_in_flight: MAX_IN_FLIGHT,
             attention_units: 0,
             attention_rows: 0,
-            shared_border: 0,
-            min_sharing_seqs: 2,
-            shared_units: 0,
-            shared_step_bytes: 0,
+            sharing: Sharing::default(),
             partial_bytes: 0,
             macs_per_second: 1e15,
             swap_bytes_per_second: 1e10,

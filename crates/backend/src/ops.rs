@@ -77,20 +77,30 @@ pub struct DeviceInfo {
     pub attention_units: usize,
     /// Query heads times queries of one kv head that it likes in an item; 0: it has no wish.
     pub attention_rows: usize,
-    /// Keys that several sequences have in common are read once for all, in spans that begin and end at multiples of this.
-    /// 0: each sequence reads its own.
-    pub shared_border: usize,
-    /// The fewest sequences for which that is worth it.
-    pub min_sharing_seqs: usize,
-    /// Pairs of an item of a shared span and a kv head that it works on at once; 0: spans are never split.
-    pub shared_units: usize,
-    /// What sharing costs each layer of a step however little is shared, in bytes that it reads in that time.
-    pub shared_step_bytes: usize,
+    /// How it reads what several sequences have in common.
+    pub sharing: Sharing,
     /// Memory for partial results of attention; 0: as much as a step needs.
     pub partial_bytes: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,
+}
+
+/// When a device reads keys that several sequences have in common once for all of them, and what that costs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// Shared spans begin and end at multiples of so many keys. 0: each sequence reads its own.
+    pub border: usize,
+    /// The fewest sequences that share a span.
+    pub min_seqs: usize,
+    /// Pairs of an item of a shared span and a kv head that it works on at once; 0: spans are never split.
+    pub units: usize,
+    /// Reading a key for a whole item takes as long as so many sequences reading it, each for itself.
+    pub read_cost: usize,
+    /// What a query costs that merges shared results with its own, and what sharing costs each layer of a step however little
+    /// is shared: in bytes of keys and values that sequences read for themselves in that time.
+    pub query_bytes: usize,
+    pub step_bytes: usize,
 }
 
 /// What steps take of a device besides weights, buffers and the cache.

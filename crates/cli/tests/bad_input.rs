@@ -161,3 +161,25 @@ fn a_forced_kernel_path_that_is_unknown_is_refused() {
     assert_eq!(ran.code, 1);
     assert_is_error(&ran, "BATON_CPU_ISA=abacus");
 }
+
+#[test]
+fn a_system_prompt_that_cannot_be_used_is_named() {
+    let (baton, model) = (Baton::new(), model_arg());
+    let file = |name: &str, bytes: &[u8]| {
+        let path = baton.home.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let long = "many words ".repeat(500);
+    for (path, expect) in [
+        ("/no/such/file".to_owned(), "cannot read /no/such/file"),
+        (file("empty.txt", b" \n"), "empty.txt is empty"),
+        (file("latin.txt", b"caf\xe9"), "latin.txt is not UTF-8 from byte 3 on"),
+        (file("other=long.txt", long.as_bytes()), "raise --max-model-len"),
+    ] {
+        let flags = ["--load-format", "mock", "--max-model-len", "256", "--system-prompt-file", &path];
+        let serve = ["serve", &model, "--port", "0", "--log-level", "off"];
+        baton.fails(&[&serve[..], &flags].concat(), expect);
+    }
+    assert_eq!(baton.run(&["serve", &model, "--no-inject-system-prompt"]).code, 2, "it needs a prompt");
+}

@@ -260,3 +260,85 @@ fn a_server_that_refuses_is_quoted() {
     let too_long = [&with_key[..], &["--output-len", "5000"]].concat();
     baton.fails(&too_long, "says 400");
 }
+
+#[test]
+fn relay_attention_is_measured_off_and_on() {
+    let (baton, model) = (Baton::new(), model_arg());
+    let file = baton.home.path().join("rows.json");
+    let path = file.to_str().expect("a plain path");
+    let rows = ["--row", "20x512+8/6", "--row", "tree:2x512,2x32,8x8/4", "--num-iters", "2"];
+    let table = baton
+        .ok(&[&["bench", "relay", &model, "--device", "cpu", "--output-json", path][..], &rows].concat());
+    assert!(
+        table.contains("20x512+8/6") && table.contains("40 / 40") && table.contains("64 / 64"),
+        "{table}"
+    );
+    let result = read_json(&file);
+    let row = &result["rows"][0];
+    assert_eq!((&row["num_requests"], &row["equal_answers"]), (&20.into(), &40.into()));
+    // In every run the whole prefix was cached, and nothing else.
+    for mode in ["cached", "relay"] {
+        assert_eq!(row[mode]["num_cached_tokens"], serde_json::json!([20 * 512, 20 * 512]), "{mode}");
+        assert!(row[mode]["output_tok_s"].as_f64() > Some(0.0));
+    }
+    assert_eq!(row["cached"]["num_kv_tokens_saved"][1], 0);
+    assert!(row["relay"]["num_kv_tokens_saved"][1].as_u64() > Some(0), "{row}");
+}
+
+#[test]
+fn every_part_of_the_relay_benchmark_gives_figures_and_charts() {
+    let baton = Baton::new();
+    let (file, page) = (baton.home.path().join("relay.json"), baton.home.path().join("relay.html"));
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(common::data("llama-3.2-1b/config.json")).expect("a config"))
+            .expect("JSON");
+    for (key, value) in [("num_hidden_layers", 2), ("hidden_size", 256), ("intermediate_size", 256)] {
+        config[key] = value.into();
+    }
+    for (key, value) in [("num_attention_heads", 4), ("num_key_value_heads", 2), ("vocab_size", 1000)] {
+        config[key] = value.into();
+    }
+    config["head_dim"] = 64.into();
+    let model = baton.home.path().join("config.json");
+    std::fs::write(&model, config.to_string()).expect("written");
+    let model = model.display().to_string();
+    let flags = [
+        &["--load-format", "dummy", "--device", "cpu", "--max-model-len", "4096", "--num-iters", "1"][..],
+        &["--shared-lens", "64,1024", "--batch-sizes", "1,20", "--own-lens", "32", "--lengths", "8/4"],
+        &[
+            "--num-prompts",
+            "20",
+            "--request-rates",
+            "200,400",
+            "--slo-ttft-ms",
+            "60000",
+            "--slo-tpot-ms",
+            "60000",
+        ],
+        &["--output-json", file.to_str().expect("plain"), "--plot", page.to_str().expect("plain")],
+    ]
+    .concat();
+    let text = baton.ok(&[&["bench", "relay", &model][..], &flags].concat());
+    let result = read_json(&file);
+    // Two kinds of heads; two batches over two prefixes.
+    let operator = result["operator"].as_array().expect("a list");
+    assert_eq!(operator.len(), 8, "{text}");
+    let last = &operator[3];
+    assert_eq!((&last["batch_size"], &last["shared_len"]), (&20.into(), &1024.into()));
+    let bytes = |mode: &str, key: &str| last[mode][key].as_u64().expect("a count");
+    let token = 2 * 3 * 64 * 2;
+    assert_eq!(bytes("cached", "read_bytes"), 20 * (1024 + 32) * token);
+    assert_eq!(bytes("relay", "read_bytes"), (1024 + 20 * 32) * token);
+    assert_eq!(bytes("no_cache", "memory_bytes"), 20 * (1024 + 32) * token);
+    assert_eq!(result["offline"].as_array().map(Vec::len), Some(2));
+    assert_eq!(result["sharegpt"].as_array().map(Vec::len), Some(2));
+    assert!(result["sharegpt"][1]["relay"]["output_tok_s"].as_f64() > Some(0.0));
+    assert_eq!(result["online"]["points"].as_array().map(Vec::len), Some(4));
+    assert_eq!(result["online"]["highest_rates"][1]["relay"], 400.0, "{text}");
+    let page_text = std::fs::read_to_string(&page).expect("the page");
+    // One chart for each kind of heads, two workloads, three of each prefix that requests come with.
+    assert_eq!(page_text.matches("<svg").count(), 2 + 2 + 6);
+    assert_eq!(std::fs::read(page.with_extension("png")).expect("the picture")[..8], *b"\x89PNG\r\n\x1a\n");
+    baton.fails(&["bench", "relay", &model, "--load-format", "dummy", "--parts", "rows"], "--row");
+    assert_eq!(baton.run(&["bench", "relay", "--row", "64x2048"]).code, 2);
+}

@@ -35,9 +35,12 @@ impl Reply {
 
 impl Served {
     fn start(more: &[&str]) -> Self {
-        let (home, model) = (Baton::new(), model_arg());
-        let mut args =
-            vec!["serve", &model, "--port", "0", "--served-model-name", "smollm2", "--max-model-len", "2048"];
+        Self::start_in(Baton::new(), &[&["--max-model-len", "2048"], more].concat())
+    }
+
+    fn start_in(home: Baton, more: &[&str]) -> Self {
+        let model = model_arg();
+        let mut args = vec!["serve", &model, "--port", "0", "--served-model-name", "smollm2"];
         args.extend(more);
         let mut child = home
             .command(&args)
@@ -352,4 +355,53 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let ran = baton.run(&["serve", "--host", "nowhere"]);
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("not an address"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_system_prompt_stays_cached_for_good() {
+    let home = Baton::new();
+    let file = home.home.path().join("system.txt");
+    let text =
+        "You are the assistant of a small library. Answer in one sentence, and name the shelf. ".repeat(8);
+    std::fs::write(&file, format!("{text}\n")).unwrap();
+    let path = file.display().to_string();
+    // SmolLM2 takes 23,040 bytes a token: about 1,000 tokens.
+    let flags = [
+        "--max-model-len",
+        "512",
+        "--kv-cache-memory",
+        "22MiB",
+        "--system-prompt-file",
+        &path,
+        "--api-key",
+        "a",
+    ];
+    let mut served = Served::start_in(home, &flags);
+    served.key = Some("a");
+    let chat = |content: &str| {
+        let messages = json!([{"role": "user", "content": content}]);
+        let reply = served.post(CHAT, &json!({"messages": messages, "max_tokens": 1}));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let usage = reply.json()["usage"].clone();
+        let count = |value: &Value| value.as_u64().expect("a count") as usize;
+        (count(&usage["prompt_tokens"]), count(&usage["prompt_tokens_details"]["cached_tokens"]))
+    };
+    let pinned = served.metric("baton:kv_blocks_pinned") as usize * 16;
+    let (num_tokens, num_cached) = chat("Where are the maps?");
+    assert!((100..num_tokens).contains(&pinned), "{pinned} of {num_tokens} tokens are pinned");
+    // All but the question, the marks around it and a block that is not full.
+    assert!(
+        num_cached == pinned && num_cached + 48 > num_tokens,
+        "{num_cached} of {num_tokens} tokens are cached"
+    );
+    let num_blocks = served.get("/metrics").body;
+    let num_blocks = num_blocks.split("num_gpu_blocks=\"").nth(1).and_then(|rest| rest.split('"').next());
+    let cache_tokens = 16 * num_blocks.and_then(|count| count.parse::<usize>().ok()).expect("a count");
+    for number in 0..(10 * cache_tokens).div_ceil(480) {
+        let prompt: Vec<usize> = (0..480).map(|index| 300 + (index * 37 + number * 1009) % 9000).collect();
+        let reply = served.post(COMPLETIONS, &json!({"prompt": prompt, "max_tokens": 1}));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+    assert!(served.metric("vllm:prompt_tokens_total") as usize >= 10 * cache_tokens);
+    assert_eq!(chat("Where are the maps?"), (num_tokens, pinned));
 }

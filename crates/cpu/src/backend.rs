@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RopeId, RopeSpec,
-    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Sharing, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use baton_core::TokenId;
 
@@ -28,6 +28,8 @@ use crate::weights::Weight;
 
 /// Steps that may be submitted before one is collected.
 const MAX_IN_FLIGHT: usize = 2;
+/// What it costs a query to go on from shared keys to its own, in bytes of keys and values read in that time.
+const SHARED_QUERY_BYTES: usize = 18 << 10;
 
 /// How the backend uses the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,10 +150,13 @@ impl Backend for CpuBackend {
             attention_units: 0,
             attention_rows: 0,
             // Where segments end, so that sharing does not change a bit.
-            shared_border: SEGMENT_KEYS,
-            min_sharing_seqs: 16,
-            shared_units: 0,
-            shared_step_bytes: 0,
+            sharing: Sharing {
+                border: SEGMENT_KEYS,
+                min_seqs: 16,
+                read_cost: 1,
+                query_bytes: SHARED_QUERY_BYTES,
+                ..Sharing::default()
+            },
             partial_bytes: 0,
             // Orders of magnitude for an int8 product and a copy between two places in memory.
             macs_per_second: 5e10 * self.pool.num_threads() as f64,

@@ -413,7 +413,7 @@ fn sharing_a_beginning_does_not_change_a_bit() {
                 }
                 let alone = step(&case, &decodes);
                 let expected = run_and_read(&mut backend, &alone, &setup.ops, setup.output);
-                let together = share(&case, alone, backend.device().shared_border);
+                let together = share(&case, alone, backend.device().sharing.border);
                 assert!(together.attention[0].items.len() > decodes.len(), "nothing is shared");
                 let got = run_and_read(&mut backend, &together, &setup.ops, setup.output);
                 assert!(bits(&got) == bits(&expected), "{case:?} on {isa}, {threads} threads");
@@ -443,6 +443,8 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         min_seqs: 2,
         max_queries: 1,
         queries_per_read: 0,
+        read_cost: 1,
+        query_cost: 24,
         step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();

@@ -223,7 +223,7 @@ impl CudaBackend {
         let slots = self.slots.as_mut().expect("made with the limits, which were checked");
         let Device { gpu, kernels, kv, step, .. } = &self.device;
         let slot = &mut slots[self.next_slot];
-        slot.packed = pack(input, slot.step.words_mut())?;
+        slot.packed = pack(input, slot.step.words_mut(), self.device.min_narrow_items())?;
         gpu.upload(&slot.step, step, 0, 4 * slot.packed.num_words)?;
         let copies = step.address() + 4 * slot.packed.copies.start as u64;
         let Some(kv) = kv else { return Ok(()) };
@@ -337,7 +337,7 @@ impl CudaBackend {
         self.fill_activations()?;
         // Kernels that read a step's counts do nothing, products go over whatever is there.
         let slots = self.slots.as_mut().expect("made with the limits");
-        let packed = pack(&StepInput::default(), slots[0].step.words_mut())?;
+        let packed = pack(&StepInput::default(), slots[0].step.words_mut(), 0)?;
         self.device.gpu.upload(&slots[0].step, &self.device.step, 0, 4 * packed.num_words)?;
         self.launch(Shape::prompts(limits.max_tokens), [true, false], &[], program)?;
         let buckets = self.buckets();

@@ -59,6 +59,12 @@ impl Device {
         self.kernels.tiled_attention(kv.layer_spec(layer).head_dim, kv.dtype())
     }
 
+    /// With more decodes than this their kv heads are more than the blocks of attention that the device runs at once.
+    pub(crate) fn min_narrow_items(&self) -> usize {
+        let kv_heads = self.kv.as_ref().map_or(1, |kv| kv.layer_spec(0).num_kv_heads.max(1));
+        2 * self.gpu.properties.num_multiprocessors as usize / kv_heads
+    }
+
     /// Of a logit or an activation.
     pub(crate) fn element_bytes(&self, is_f32: bool) -> usize {
         if is_f32 { 4 } else { self.activation_bytes() }

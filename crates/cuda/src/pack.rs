@@ -70,14 +70,28 @@ impl Writer<'_> {
     }
 }
 
-/// Writes the step to `words`.
-pub(crate) fn pack(input: &StepInput, words: &mut [u32]) -> Result<Packed, BackendError> {
+/// Items of more keys are never read by one warp alone.
+const NARROW_KEYS: u32 = 384;
+
+/// Whether a warp each is enough for the items of single sequences: they are more than `min_items`, short, and not split.
+fn is_narrow(plan: &AttentionPlan, min_items: usize) -> bool {
+    let first_own = plan.num_shared_partials();
+    let num_own = plan.own_items().len();
+    // Each of a merge's own parts has a slot for each of its queries.
+    let own_slots = (plan.num_partials - first_own) as usize;
+    num_own > min_items
+        && own_slots <= plan.merges.len()
+        && plan.own_items().iter().all(|item| item.kv_len <= NARROW_KEYS)
+}
+
+/// Writes the step to `words`. `min_items` is how many items of single sequences are enough to give each to a warp.
+pub(crate) fn pack(input: &StepInput, words: &mut [u32], min_items: usize) -> Result<Packed, BackendError> {
     if input.attention.len() > MAX_PLANS {
         return Err(BackendError::Unsupported {
             what: format!("more than {MAX_PLANS} kinds of attention in one model"),
         });
     }
-    try_pack(input, words).ok_or_else(|| BackendError::Unsupported {
+    try_pack(input, words, min_items).ok_or_else(|| BackendError::Unsupported {
         what:
             "a step with so many pages, penalised tokens and biases: lower --max-num-seqs or --max-model-len"
                 .to_owned(),
@@ -88,7 +102,7 @@ fn range(start: u32, len: usize) -> Range<usize> {
     start as usize..start as usize + len
 }
 
-fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
+fn try_pack(input: &StepInput, words: &mut [u32], min_items: usize) -> Option<Packed> {
     let mut writer = Writer { words, len: HEADER_WORDS };
     let token_ids = writer.extend(input.token_ids.iter().copied())?;
     for &(row, sample) in &input.feedback {
@@ -126,7 +140,7 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
         let merge_slots = writer.extend(plan.merge_slots.iter().copied())?;
         let slot_merges = writer.slot_merges(plan)?;
         let header = FIXED_WORDS + number * PLAN_WORDS;
-        writer.words[header..header + 7].copy_from_slice(&[
+        writer.words[header..header + PLAN_WORDS].copy_from_slice(&[
             plan.items.len() as u32,
             items,
             plan.merges.len() as u32,
@@ -134,6 +148,7 @@ fn try_pack(input: &StepInput, words: &mut [u32]) -> Option<Packed> {
             merge_slots,
             slot_merges,
             plan.num_shared_items,
+            u32::from(is_narrow(plan, min_items)),
         ]);
     }
     let masks = writer.extend(input.masks.iter().copied())?;
@@ -189,10 +204,10 @@ mod tests {
             ..StepInput::default()
         };
         let mut words = vec![0; HEADER_WORDS + 10];
-        let packed = pack(&input, &mut words).unwrap();
+        let packed = pack(&input, &mut words, 0).unwrap();
         assert_eq!(packed.num_words, HEADER_WORDS + 10);
         assert_eq!(words[HEADER_WORDS..], [7, 4 | 1 << 31, 9, 0, 1, 2, 5, 6, 7, 3]);
         assert_eq!(words[..5], [3, 0, 0, HEADER_WORDS as u32, HEADER_WORDS as u32 + 3]);
-        assert!(pack(&input, &mut words[..HEADER_WORDS + 9]).is_err());
+        assert!(pack(&input, &mut words[..HEADER_WORDS + 9], 0).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_backend::{BackendError, DeviceInfo};
+use baton_backend::{BackendError, DeviceInfo, Sharing};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use thiserror::Error;
@@ -124,8 +124,10 @@ fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
     })
 }
 
-/// A launch more for each layer, and its start and end: about 6 us of an H200.
-const SHARED_STEP_BYTES: usize = 24 << 20;
+/// Measured on an H200 (`baton bench relay --parts operator`), where sequences that read the same keys for themselves find many
+/// of them in the L2 and reach 8 TB/s: 14 us a layer for the launches, 35 ns a query to merge.
+const SHARING_COSTS: Sharing =
+    Sharing { border: 0, min_seqs: 0, units: 0, read_cost: 2, query_bytes: 290 << 10, step_bytes: 112 << 20 };
 
 impl Properties {
     pub(crate) fn info(&self, free_bytes: u64) -> DeviceInfo {
@@ -147,11 +149,14 @@ impl Properties {
             // Two blocks of the decode kernel a multiprocessor; a block of the other one has 128 rows.
             attention_units: 2 * self.num_multiprocessors as usize,
             attention_rows: 128,
-            // A tile of keys. A block of the kernel for many rows has a multiprocessor of its own.
-            shared_border: 64,
-            min_sharing_seqs: 2,
-            shared_units: self.num_multiprocessors as usize,
-            shared_step_bytes: SHARED_STEP_BYTES,
+            sharing: Sharing {
+                // A tile of keys.
+                border: 64,
+                min_seqs: 2,
+                // A block of the kernel for many rows has a multiprocessor of its own.
+                units: self.num_multiprocessors as usize,
+                ..SHARING_COSTS
+            },
             partial_bytes: 0,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,

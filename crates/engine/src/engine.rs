@@ -20,7 +20,7 @@ use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
 use crate::relay::{Relay, RelayStats};
-use crate::runner::{Runner, step_result};
+use crate::runner::{AttentionKind, Runner, step_result};
 use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
 
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
@@ -148,7 +148,7 @@ impl Engine {
             },
         )?;
         let cut = attention_cut(&device, &model, &kv_spec, config);
-        let runner = Runner::new(block_size, model.attention_kinds(), cut, config.seed);
+        let runner = Runner::new(block_size, AttentionKind::all(&model, &kv_spec), cut, config.seed);
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
         Ok(Self {
             notes: StepNotes::new(stats),
@@ -266,7 +266,9 @@ impl Engine {
             self.notes.planned(&plan);
             self.notes.enter(Phase::Launch);
             let input = self.runner.build(&plan, &self.scheduler, &self.masks);
-            match self.backend.submit(input, &self.decoder) {
+            let submitted = self.backend.submit(input, &self.decoder);
+            self.notes.shared(plan.step, self.runner.step_relay());
+            match submitted {
                 Ok(()) => self.in_flight.push_back(plan),
                 Err(error) => outputs.extend(self.fail(&plan, &error)),
             }

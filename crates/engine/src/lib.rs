@@ -25,6 +25,8 @@ pub use engine::{Engine, EngineStats};
 pub use error::EngineError;
 pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
-pub use observe::{Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, Span, StepReport, TurnReport};
+pub use observe::{
+    Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, RelayReport, Span, StepReport, TurnReport,
+};
 pub use outbox::{OutputReceiver, RequestTimes};
-pub use relay::RelayStats;
+pub use relay::{RelayGroup, RelayStats, StepRelay};

@@ -12,6 +12,7 @@ use baton_backend::DeviceSpan;
 use baton_core::RequestId;
 
 use crate::EngineStats;
+use crate::relay::StepRelay;
 
 /// What the loop is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +155,14 @@ pub struct DeviceReport {
     pub span: DeviceSpan,
 }
 
+/// Sequences of a step that read together, when it was handed to the device.
+#[derive(Clone, Debug)]
+pub struct RelayReport {
+    pub step: u64,
+    pub at: Instant,
+    pub relay: StepRelay,
+}
+
 /// One turn of the loop: it may hand over a step while it waits for an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnReport<'a> {
@@ -161,6 +170,8 @@ pub struct TurnReport<'a> {
     pub num_steps: u64,
     pub num_tokens: usize,
     pub spans: &'a [Span],
+    /// What was shared in the steps that were handed over.
+    pub relay: &'a [RelayReport],
     /// Steps whose results came in this turn, where the device tells when it worked on them.
     pub device: &'a [DeviceReport],
 }
@@ -200,6 +211,7 @@ pub(crate) struct StepNotes {
     /// Requests in the plans of this turn, and when they were planned.
     pub(crate) scheduled: Vec<(RequestId, Instant)>,
     pub(crate) steps: Vec<StepReport>,
+    relay: Vec<RelayReport>,
     device: Vec<DeviceReport>,
 }
 
@@ -210,6 +222,7 @@ impl StepNotes {
             spans: Vec::new(),
             scheduled: Vec::new(),
             steps: Vec::new(),
+            relay: Vec::new(),
             device: Vec::new(),
         }
     }
@@ -234,6 +247,13 @@ impl StepNotes {
         self.pulse.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
     }
 
+    /// Nothing is noted of a step in which nothing is shared.
+    pub(crate) fn shared(&mut self, step: u64, relay: &StepRelay) {
+        if !relay.groups.is_empty() {
+            self.relay.push(RelayReport { step, at: Instant::now(), relay: relay.clone() });
+        }
+    }
+
     pub(crate) fn computed(&mut self, plan: &baton_sched::Plan, span: DeviceSpan) {
         let step = StepReport::new(plan);
         self.device.push(DeviceReport { step, is_decode: step.num_tokens == step.num_seqs, span });
@@ -245,7 +265,13 @@ impl StepNotes {
             last.end = Instant::now();
         }
         let num_tokens = self.steps.iter().map(|step| step.num_tokens).sum();
-        observer.turn(&TurnReport { num_steps, num_tokens, spans: &self.spans, device: &self.device });
+        observer.turn(&TurnReport {
+            num_steps,
+            num_tokens,
+            spans: &self.spans,
+            relay: &self.relay,
+            device: &self.device,
+        });
         self.clear();
     }
 
@@ -254,6 +280,7 @@ impl StepNotes {
         self.spans.clear();
         self.scheduled.clear();
         self.steps.clear();
+        self.relay.clear();
         self.device.clear();
     }
 }

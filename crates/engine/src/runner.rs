@@ -7,47 +7,81 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use baton_backend::{
-    AttentionCut, BlockCopy, SampleRow, Sampled, SequenceQueries, SharedPrefixes, StepInput, StepOutput,
-    TokenCount,
+    AttentionCut, BlockCopy, KvLayerSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled, SequenceQueries,
+    SharedPrefixes, StepInput, StepOutput, TokenCount,
 };
 use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
+use baton_model::ModelConfig;
 use baton_sched::{
     BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
 };
 
 use crate::engine::pools;
 use crate::masks::Masks;
-use crate::relay::RelayStats;
+use crate::relay::{RelayStats, StepRelay, add_groups};
+
+/// Layers of a model that attend alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttentionKind {
+    /// `None` is full attention.
+    window: Option<u32>,
+    /// Of all these layers together.
+    bytes_per_token: u64,
+}
+
+impl AttentionKind {
+    /// In the order of `StepInput::attention`.
+    pub(crate) fn all(model: &ModelConfig, kv: &KvSpec) -> Vec<Self> {
+        let of_window = |window: Option<u32>| {
+            let layers = model.layers.iter().zip(&kv.layers).filter(|(layer, _)| layer.window == window);
+            let bytes = |layer: &KvLayerSpec| 2 * layer.num_kv_heads * kv.dtype.head_bytes(layer.head_dim);
+            let bytes_per_token = layers.map(|(_, layer)| bytes(layer) as u64).sum();
+            Self { window, bytes_per_token }
+        };
+        model.attention_kinds().into_iter().map(of_window).collect()
+    }
+
+    /// Keys that the decodes of a step see.
+    fn decode_keys(&self, queries: &[SequenceQueries]) -> u64 {
+        let seen = |seq: &SequenceQueries| {
+            let first = self.window.map_or(0, |window| (seq.first_position + 1).saturating_sub(window));
+            u64::from(seq.first_position + seq.num_queries - first)
+        };
+        queries.iter().filter(|seq| seq.num_queries <= MAX_SPLIT_QUERIES).map(seen).sum()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Runner {
     block_size: usize,
-    /// Sliding window of each attention kind of the model; `None` is full attention.
-    windows: Vec<Option<u32>>,
+    kinds: Vec<AttentionKind>,
     cut: AttentionCut,
     seed: u64,
     input: StepInput,
     queries: Vec<SequenceQueries>,
     shared: SharedPrefixes,
     relayed: RelayStats,
+    /// What is shared in the newest step.
+    step_relay: StepRelay,
     /// Which sample of the newest submitted step belongs to which sequence.
     last_samples: HashMap<SeqId, u32>,
     tokens_seen: Vec<(TokenId, bool)>,
 }
 
 impl Runner {
-    pub(crate) fn new(block_size: usize, windows: Vec<Option<u32>>, cut: AttentionCut, seed: u64) -> Self {
+    pub(crate) fn new(block_size: usize, kinds: Vec<AttentionKind>, cut: AttentionCut, seed: u64) -> Self {
         let mut input = StepInput::default();
-        input.attention.resize_with(windows.len(), Default::default);
+        input.attention.resize_with(kinds.len(), Default::default);
         Self {
             block_size,
-            windows,
+            kinds,
             cut,
             seed,
             input,
             queries: Vec::new(),
             shared: SharedPrefixes::default(),
             relayed: RelayStats::default(),
+            step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
             tokens_seen: Vec::new(),
         }
@@ -57,6 +91,10 @@ impl Runner {
     pub(crate) fn set_sharing(&mut self, enabled: bool) -> bool {
         self.cut.set_relays(enabled);
         self.cut.shares()
+    }
+
+    pub(crate) fn step_relay(&self) -> &StepRelay {
+        &self.step_relay
     }
 
     pub(crate) fn relay_stats(&self) -> RelayStats {
@@ -78,12 +116,23 @@ impl Runner {
         }
         self.last_samples = samples;
         self.input.reads_hidden = pools(plan);
-        for (&window, attention) in self.windows.iter().zip(&mut self.input.attention) {
+        self.step_relay.groups.clear();
+        self.step_relay.num_tokens_saved = 0;
+        for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
             let (queries, shared) = (&self.queries, &mut self.shared);
-            self.cut.plan(queries, &self.input.pages, window, shared, attention);
-            let (once, alone) = shared.keys(queries);
-            self.relayed.num_tokens_read += once;
-            self.relayed.num_tokens_saved += alone - once;
+            self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
+            // A large group reads its keys once for each item's worth of queries.
+            let once = attention.shared_items().iter().map(|item| u64::from(item.kv_len)).sum::<u64>();
+            let saved = shared.keys(queries).1 - once;
+            if saved > 0 {
+                add_groups(attention, queries, &mut self.step_relay.groups);
+            }
+            self.step_relay.num_tokens_saved += saved;
+            let relayed = &mut self.relayed;
+            relayed.num_tokens_read += once;
+            relayed.num_tokens_saved += saved;
+            relayed.num_bytes_saved += saved * kind.bytes_per_token;
+            relayed.num_bytes_read += kind.decode_keys(queries).saturating_sub(saved) * kind.bytes_per_token;
         }
         &self.input
     }

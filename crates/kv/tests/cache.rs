@@ -190,3 +190,28 @@ fn wrong_configurations_are_refused() {
     let huge = refuse(KvConfig { num_host_blocks: usize::MAX, ..KvConfig::default() });
     assert!(matches!(huge, KvError::TooManyBlocks { tier: "host", .. }));
 }
+
+#[test]
+fn a_pinned_prefix_outlives_eviction_and_a_reset() {
+    let mut kv = cache(6, EvictionPolicy::Lru);
+    let pinned = tokens(0, 2);
+    compute(&mut kv, 1, &pinned);
+    kv.remove_sequence(SeqId(1));
+    assert_eq!(kv.pin_prefix(SeqId(50), &pinned), 2);
+    assert_eq!(kv.pin_prefix(SeqId(51), &pinned[..BLOCK]), 1, "a shorter one shares its block");
+    assert_eq!(kv.pin_prefix(SeqId(52), &tokens(900, 2)), 0, "what was never computed");
+    assert_eq!((kv.stats().num_pinned_blocks, kv.num_unpinned_blocks()), (2, 4));
+    for round in 1..=10 {
+        assert_eq!(compute(&mut kv, 2, &tokens(100 * round, 4)), 0);
+        kv.remove_sequence(SeqId(2));
+    }
+    assert_eq!((num_cached(&mut kv, &pinned), kv.num_free_blocks()), (2, 4));
+    kv.reset_prefix_cache();
+    assert_eq!((num_cached(&mut kv, &pinned), num_cached(&mut kv, &tokens(1000, 4))), (2, 0));
+    // Who begins with it shares its blocks, and may let go of them.
+    let longer = [pinned.clone(), tokens(500, 1)].concat();
+    assert_eq!(compute(&mut kv, 3, &longer), 2 * BLOCK);
+    kv.remove_sequence(SeqId(3));
+    assert_eq!(num_cached(&mut kv, &longer), 3);
+    kv.check_invariants();
+}

@@ -24,6 +24,7 @@ const shareOf = (part, of) => (before, now) => share(before, now, part, of);
 const rateOf = (name) => (before, now) => rate(before, now, name);
 const gauge = (name) => (_, now) => value(now, name);
 
+const SAVED = ["baton:relay_kv_bytes_saved_total", "baton:decode_kv_bytes_read_total"];
 const HITS = ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"];
 
 /** Each chart: its lines are functions of the reading a window ago and the newest one. */
@@ -109,6 +110,15 @@ const TILES = [
       return [queries > 0 ? percent(value(now, HITS[0]) / queries) : "–", "hits"];
     },
     under: (_, now) => `${whole(value(now, HITS[0]))} tokens reused`,
+  },
+  {
+    title: "KV reads saved",
+    figure: (before, now) => {
+      const saved = growth(before, now, SAVED[0]);
+      const all = saved + growth(before, now, SAVED[1]);
+      return [all > 0 ? percent(saved / all) : "–", "of decoding"];
+    },
+    under: (_, now) => `${bytes(value(now, SAVED[0])).join(" ")} since the start`,
   },
   {
     title: "Answered",

@@ -7,6 +7,8 @@ use std::io::{BufWriter, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use baton_engine::RelayReport;
+
 /// Rows of the picture.
 #[derive(Clone, Copy, Debug)]
 pub enum Row {
@@ -14,6 +16,9 @@ pub enum Row {
     Text = 2,
     Device = 3,
 }
+
+/// Groups of a step that are listed; the others are only counted.
+const MAX_GROUPS: usize = 32;
 
 pub struct Trace {
     origin: Instant,
@@ -48,6 +53,24 @@ impl Trace {
         ));
     }
 
+    /// What the sequences of a step read together: a mark on the engine's row, and a curve of what it saved.
+    pub fn relay(&self, report: &RelayReport) {
+        let at_us = report.at.saturating_duration_since(self.origin).as_nanos() as f64 / 1e3;
+        let groups = &report.relay.groups;
+        let shown =
+            groups.iter().take(MAX_GROUPS).map(|group| format!("[{},{}]", group.num_seqs, group.num_tokens));
+        self.write(format_args!(
+            ",\n{{\"name\":\"relay\",\"ph\":\"i\",\"s\":\"t\",\"pid\":1,\"tid\":{},\"ts\":{at_us:.3},\
+             \"args\":{{\"step\":{},\"num_groups\":{},\"groups_seqs_tokens\":[{}]}}}},\n\
+             {{\"name\":\"KV reads saved\",\"ph\":\"C\",\"pid\":1,\"ts\":{at_us:.3},\"args\":{{\"tokens\":{}}}}}",
+            Row::Engine as u8,
+            report.step,
+            groups.len(),
+            shown.collect::<Vec<_>>().join(","),
+            report.relay.num_tokens_saved,
+        ));
+    }
+
     fn write(&self, text: std::fmt::Arguments<'_>) {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         // A full disk costs the profile, not the requests.
@@ -65,6 +88,8 @@ impl Drop for Trace {
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
+
+    use baton_engine::{RelayGroup, StepRelay};
 
     use super::*;
 
@@ -86,11 +111,19 @@ mod tests {
         let trace = Trace::new(Box::new(file.clone()));
         let start = Instant::now();
         trace.span(Row::Engine, "wait", start, start + Duration::from_micros(250), 7, 64);
+        let groups =
+            vec![RelayGroup { num_seqs: 64, num_tokens: 2048 }, RelayGroup { num_seqs: 2, num_tokens: 16 }];
+        let relay = StepRelay { groups, num_tokens_saved: 129_040 };
+        trace.relay(&RelayReport { step: 7, at: start, relay });
         drop(trace);
         let events: serde_json::Value = serde_json::from_slice(&file.0.lock().unwrap()).expect("JSON");
         assert_eq!(events[2]["args"]["name"], "device");
         assert_eq!(events[3]["name"], "wait");
         assert_eq!(events[3]["dur"], 250.0);
         assert_eq!(events[3]["args"]["num_tokens"], 64);
+        let expected =
+            serde_json::json!({"step": 7, "num_groups": 2, "groups_seqs_tokens": [[64, 2048], [2, 16]]});
+        assert_eq!((&events[4]["name"], &events[4]["args"]), (&"relay".into(), &expected));
+        assert_eq!(events[5]["args"]["tokens"], 129_040);
     }
 }

@@ -45,12 +45,8 @@ pub struct AttentionCut {
     shared_units: usize,
     /// What sequences have in common is read once for all of them.
     relays: bool,
-    /// Where shared spans begin and end; 0 shares nothing.
-    shared_border: u32,
-    min_sharing_seqs: usize,
-    /// See [`ShareOptions`].
-    queries_per_read: u32,
-    step_cost: u64,
+    /// Of attention without a window.
+    sharing: ShareOptions,
     /// Partial results that there is memory for.
     max_partials: u32,
     is_fixed: bool,
@@ -67,17 +63,28 @@ impl AttentionCut {
         let group = num_heads / num_kv_heads.max(1);
         let preferred = (device.attention_rows / group.max(1)).max(1) as u32;
         let has_tiles = device.attention_rows > 0;
+        let sharing = device.sharing;
+        let border = sharing.border.next_multiple_of(options.block_size) as u32;
+        let keys = |bytes: usize| (bytes / token_bytes.max(1)) as u64;
         Self {
             block_size: options.block_size,
             num_kv_heads,
             max_queries_per_item: if has_tiles { preferred } else { MAX_QUERIES_PER_ITEM },
             units: device.attention_units,
-            shared_units: device.shared_units,
-            relays: options.relays,
-            shared_border: device.shared_border.next_multiple_of(options.block_size) as u32,
-            min_sharing_seqs: device.min_sharing_seqs,
-            queries_per_read: if has_tiles { preferred } else { 0 },
-            step_cost: (device.shared_step_bytes / token_bytes.max(1)) as u64,
+            shared_units: sharing.units,
+            relays: options.relays && !options.is_fixed,
+            sharing: ShareOptions {
+                block_size: options.block_size,
+                window: None,
+                border,
+                min_keys: border,
+                min_seqs: sharing.min_seqs,
+                max_queries: MAX_SPLIT_QUERIES,
+                queries_per_read: if has_tiles { preferred } else { 0 },
+                read_cost: sharing.read_cost as u64,
+                query_cost: keys(sharing.query_bytes),
+                step_cost: keys(sharing.step_bytes),
+            },
             max_partials,
             is_fixed: options.is_fixed,
         }
@@ -85,7 +92,7 @@ impl AttentionCut {
 
     /// Whether sequences of a step may share anything at all.
     pub fn shares(&self) -> bool {
-        self.relays && self.shared_border > 0
+        self.relays && self.sharing.border > 0
     }
 
     /// Turns relay attention on or off from the next step on. It stays off where splits are fixed.
@@ -102,26 +109,14 @@ impl AttentionCut {
         shared: &mut SharedPrefixes,
         out: &mut AttentionPlan,
     ) {
-        shared.find(seqs, pages, &self.sharing(window));
+        let border = if self.relays { self.sharing.border } else { 0 };
+        shared.find(seqs, pages, &ShareOptions { window, border, ..self.sharing });
         let options = self.options(window, seqs, shared);
         plan_relay(seqs, shared, &options, out);
         if out.num_partials > self.max_partials {
             *shared = SharedPrefixes::default();
             let whole = PlannerOptions { max_kv_per_item: 0, ..options };
             plan_attention(seqs, &whole, out);
-        }
-    }
-
-    fn sharing(&self, window: Option<u32>) -> ShareOptions {
-        ShareOptions {
-            block_size: self.block_size,
-            window,
-            border: if self.relays { self.shared_border } else { 0 },
-            min_keys: self.shared_border,
-            min_seqs: self.min_sharing_seqs,
-            max_queries: MAX_SPLIT_QUERIES,
-            queries_per_read: self.queries_per_read,
-            step_cost: self.step_cost,
         }
     }
 

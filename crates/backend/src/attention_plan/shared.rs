@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::split::{ITEM_COST, PART_COST};
+use super::split::ITEM_COST;
 use super::{SequenceQueries, first_key};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,11 @@ pub struct ShareOptions {
     pub max_queries: u32,
     /// A span is read once for so many queries. 0: once for all.
     pub queries_per_read: u32,
-    /// What sharing costs a step however little is shared, in keys that one sequence reads.
+    /// Such a read takes as long as so many sequences reading for themselves.
+    pub read_cost: u64,
+    /// What a query costs that merges shared results with its own, and sharing a step however little is shared: in keys that
+    /// one sequence reads.
+    pub query_cost: u64,
     pub step_cost: u64,
 }
 
@@ -155,7 +159,7 @@ fn worth(seqs: &[SequenceQueries], from: u32, common: u32, options: &ShareOption
         0 => 1,
         queries => num_queries.div_ceil(u64::from(queries)),
     };
-    let saved = u64::from(keys) * num_seqs.saturating_sub(reads);
-    let cost = num_queries * PART_COST + ITEM_COST;
+    let saved = u64::from(keys) * num_seqs.saturating_sub(options.read_cost * reads);
+    let cost = num_queries * options.query_cost + ITEM_COST;
     (num_seqs >= options.min_seqs as u64 && saved > cost).then(|| (start, saved - cost))
 }

@@ -9,10 +9,12 @@ pub(super) const SPLIT_UNIT: u32 = 64;
 /// What an item costs beside its keys (its start, its partial result), in keys.
 pub(super) const ITEM_COST: u64 = 96;
 /// What a part of a context costs a query when it is merged with the others, in keys. Further parts than these cost little.
-pub(super) const PART_COST: u64 = 24;
+const PART_COST: u64 = 24;
 const COSTLY_PARTS: u64 = 8;
 /// What an item of a shared span costs beside its keys: it has many queries to load and results to store.
 const SHARED_ITEM_COST: u64 = 160;
+/// How long a part's result is waited for, in keys.
+const SHARED_PART_COST: u64 = 16;
 /// More items than this are never made by splitting.
 const MAX_SPLIT_ITEMS: u64 = 4096;
 /// With so many rounds of whole contexts the last, half empty one no longer matters.
@@ -64,8 +66,8 @@ pub fn choose_shared_split(
     };
     let num_queries: u64 = shared.spans().iter().map(|span| u64::from(span.num_queries(seqs))).sum();
     let cost = |items: u64, keys: u32| {
-        // Each part writes a result for every query, which is read again: half a key's worth.
-        let merge = u64::from(longest.div_ceil(keys)) * num_queries / 2;
+        // Each part writes a result for every query, which is read again: half a key's worth, and the wait for it.
+        let merge = u64::from(longest.div_ceil(keys)) * (num_queries / 2 + SHARED_PART_COST);
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + SHARED_ITEM_COST) + merge
     };
     let items = |keys: u32| {

@@ -267,7 +267,7 @@ proptest! {
         max_queries in 0_u32..4,
     ) {
         let (seqs, pages) = tree(&ways, block_size);
-        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, min_seqs: 2, max_queries, queries_per_read: 0, step_cost: 0 };
+        let sharing = ShareOptions { block_size: block_size as usize, window, border: border_blocks * block_size, min_keys, min_seqs: 2, max_queries, queries_per_read: 0, read_cost: 1, query_cost: 24, step_cost: 0 };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &sharing);
         let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item: split_blocks * block_size, max_kv_per_shared_item: shared_blocks * block_size, max_split_queries: 0, max_queries_per_item };
@@ -307,6 +307,8 @@ fn a_tree_of_two_levels_has_an_item_for_each_node() {
         min_seqs: 2,
         max_queries: 8,
         queries_per_read: 0,
+        read_cost: 1,
+        query_cost: 24,
         step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();
@@ -349,6 +351,8 @@ fn what_a_window_hides_is_not_shared() {
             min_seqs: 2,
             max_queries: 8,
             queries_per_read: 0,
+            read_cost: 1,
+            query_cost: 24,
             step_cost: 0,
         };
         let mut shared = SharedPrefixes::default();
@@ -367,6 +371,8 @@ fn what_a_window_hides_is_not_shared() {
         min_seqs: 5,
         max_queries: 8,
         queries_per_read: 0,
+        read_cost: 1,
+        query_cost: 24,
         step_cost: 0,
     };
     shared.find(&seqs, &pages, &few);
@@ -386,6 +392,8 @@ fn shared_spans_are_split_into_one_round_of_a_device() {
             min_seqs: 2,
             max_queries: 8,
             queries_per_read: 128 / group,
+            read_cost: 1,
+            query_cost: 24,
             step_cost: 0,
         };
         let mut shared = SharedPrefixes::default();
@@ -397,7 +405,7 @@ fn shared_spans_are_split_into_one_round_of_a_device() {
     assert_eq!(parts(256, 4096, 8, 4), 2048);
     assert_eq!(parts(64, 8192, 8, 4), 1024);
     assert_eq!(parts(32, 32_768, 8, 4), 2048);
-    assert_eq!(parts(16, 4096, 8, 4), 256);
+    assert_eq!(parts(16, 4096, 8, 4), 320);
     assert_eq!(parts(64, 8192, 32, 1), 2048);
 }
 
@@ -414,6 +422,8 @@ fn too_little_is_not_shared() {
             min_seqs: 2,
             max_queries: 8,
             queries_per_read,
+            read_cost: 1,
+            query_cost: 24,
             step_cost,
         };
         let mut shared = SharedPrefixes::default();

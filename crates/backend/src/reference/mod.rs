@@ -23,8 +23,8 @@ use baton_core::TokenId;
 
 use crate::quant::dequantize_row;
 use crate::{
-    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, StepInput, StepLimits,
-    StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, Sharing, StepInput,
+    StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 
 use kv_cache::KvCache;
@@ -158,10 +158,7 @@ impl Backend for ReferenceBackend {
             max_steps_in_flight: MAX_IN_FLIGHT,
             attention_units: 0,
             attention_rows: 0,
-            shared_border: 16,
-            min_sharing_seqs: 2,
-            shared_units: 0,
-            shared_step_bytes: 0,
+            sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
             partial_bytes: 0,
             macs_per_second: 1e9,
             swap_bytes_per_second: 1e10,

@@ -118,13 +118,13 @@ impl RunResult {
 pub(crate) struct Runs<'a> {
     pub(crate) engine: &'a mut Engine,
     params: SamplingParams,
-    num_runs: u64,
+    last_salt: u64,
 }
 
 impl<'a> Runs<'a> {
     pub(crate) fn new(engine: &'a mut Engine, params: &SamplingParams) -> Self {
         let params = SamplingParams { ignore_eos: true, ..params.clone() };
-        Self { engine, params, num_runs: 0 }
+        Self { engine, params, last_salt: 0 }
     }
 
     /// Relay attention is there to be switched on.
@@ -141,7 +141,7 @@ impl<'a> Runs<'a> {
                 "a prompt with its answer has {longest} tokens, more than the longest sequence, {limit}: shorten the lengths"
             )));
         }
-        self.num_runs += 1;
+        self.last_salt += 1;
         self.engine.set_relay_attention(mode == RelayMode::Relay);
         if mode != RelayMode::NoCache {
             let mut seen = HashSet::new();
@@ -166,9 +166,9 @@ impl<'a> Runs<'a> {
         let id = self.engine.new_request_id();
         let is_shared = mode != RelayMode::NoCache;
         let salt = if is_shared {
-            format!("run {}", self.num_runs)
+            format!("run {}", self.last_salt)
         } else {
-            format!("{index} of {}", self.num_runs)
+            format!("{index} of {}", self.last_salt)
         };
         Request {
             cache_salt: Some(Arc::from(salt)),

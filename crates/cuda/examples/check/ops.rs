@@ -482,6 +482,8 @@ fn attention_step(case: &Case, runs: Runs) -> StepInput {
         min_seqs: 2,
         max_queries: 4,
         queries_per_read: 0,
+        read_cost: 1,
+        query_cost: 24,
         step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();

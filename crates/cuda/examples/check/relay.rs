@@ -205,25 +205,31 @@ pub fn run(heads: &[Heads], trees: &[Tree], table: &mut Table) {
             let Heads { num_heads, num_kv_heads, head_dim } = heads;
             let token_bytes = 2 * num_kv_heads * head_dim * kv_dtype().bytes();
             let heads = AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes };
-            let cut = |relays| {
+            let cut = |relays, is_forced: bool| {
+                let mut device = bench.cuda.device();
+                if is_forced {
+                    device.sharing.step_bytes = 0;
+                }
                 let options = CutOptions { block_size: BLOCK_SIZE, relays, is_fixed: false };
-                AttentionCut::new(&bench.cuda.device(), &heads, &options)
+                AttentionCut::new(&device, &heads, &options)
             };
-            let (plain, relay) = (cut(false), cut(true));
+            let (plain, relay) = (cut(false, false), cut(true, true));
+            let is_chosen = bench.step(&cut(true, false), tree.context()).attention[0].num_shared_items > 0;
             let (plain, relay) = (bench.step(&plain, tree.context()), bench.step(&relay, tree.context()));
             let (plain_us, expected) = bench.time(&plain);
             let (relay_us, got) = bench.time(&relay);
             let again_us = bench.time(&plain).0;
             let plan = &relay.attention[0];
             println!(
-                "{:>12} {:>28} {:>7} {:>6} {:>10.1} {:>10.1} {:>7.2}",
+                "{:>12} {:>28} {:>7} {:>6} {:>10.1} {:>10.1} {:>7.2} {}",
                 format!("{num_heads}/{num_kv_heads}x{head_dim}"),
                 tree.0.iter().map(|(count, keys)| format!("{count}x{keys}")).collect::<Vec<_>>().join("+"),
                 plan.num_shared_items,
                 plan.merges.first().map_or(1, |merge| merge.count),
                 plain_us.min(again_us),
                 relay_us,
-                plain_us.min(again_us) / relay_us
+                plain_us.min(again_us) / relay_us,
+                if is_chosen { "chosen" } else { "" }
             );
             table.compare(&format!("relay {tree:?} as plain"), &expected, &got, 1.5e-2);
         }

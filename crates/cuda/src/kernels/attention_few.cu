@@ -2,8 +2,8 @@
 // of the uploaded plan, so that one captured launch fits any batch.
 //
 // All four warps of a block hold the same rows; warp w takes keys w * 16 .. + 16 of every 64 through a ring of its own and
-// needs no other warp until the unit ends. The ring runs on into the next unit, so that the memory never waits for the end of
-// one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
+// needs no other warp until the unit ends. Where units are many and short (`is_narrow`), a warp has units of its own instead and
+// never waits for another. The ring runs on into the next unit, so that the memory never waits for the end of one. In a step of decodes the first keys are asked for before the kernel that writes the newest ones is done.
 //
 // What a sequence shares with others was read by the launch before: the block that has a query's own keys merges both.
 
@@ -25,6 +25,8 @@ struct FewPlan {
     const u32* positions;
     const u32* pages;
     u32 num_units, group;
+    // Of this warp: units are so far apart, keys begin there and go on by so many.
+    u32 stride, first_key, key_step;
 };
 
 __device__ __forceinline__ Seen sees_few(const AttentionParams& p, const FewPlan& plan, const AttentionItem& item) {
@@ -49,7 +51,7 @@ struct Unit {
 
 // Goes to the first unit from `unit.number` on that is of this kernel. Reads nothing that the kernel before writes.
 __device__ __forceinline__ void open_work(const AttentionParams& p, const FewPlan& plan, Unit& unit) {
-    for (; unit.number < plan.num_units; unit.number += gridDim.x) {
+    for (; unit.number < plan.num_units; unit.number += plan.stride) {
         unit.item = plan.items[unit.number / p.num_kv_heads];
         unit.kv_head = unit.number % p.num_kv_heads;
         unit.num_rows = unit.item.num_queries * plan.group;
@@ -80,11 +82,11 @@ __device__ __forceinline__ void find_pages(const AttentionParams& p, Feed& feed)
 
 // Goes to the first unit from `feed.unit` on that has keys for this warp.
 __device__ __forceinline__ void open_unit(const AttentionParams& p, const FewPlan& plan, Feed& feed) {
-    for (; feed.unit < plan.num_units; feed.unit += gridDim.x) {
+    for (; feed.unit < plan.num_units; feed.unit += plan.stride) {
         const AttentionItem item = plan.items[feed.unit / p.num_kv_heads];
         if (item.num_queries * plan.group > 16) continue;
         Seen seen = sees_few(p, plan, item);
-        feed.offset = (seen.begin & ~15u) + threadIdx.x / 32 * 16;
+        feed.offset = (seen.begin & ~15u) + plan.first_key;
         feed.end = seen.end;
         if (feed.offset >= feed.end) continue;
         feed.old_end = item.num_queries == 1 ? plan.positions[item.query_start] - item.kv_start : 0;
@@ -113,11 +115,11 @@ __device__ __forceinline__ void feed_stage(const AttentionParams& p, const FewPl
             copy_16(stage + swizzle_raw(row, chunk), from, is_there);
             copy_16(stage + 16 * RAW_BYTES + swizzle_raw(row, chunk), from + values_after, is_there);
         }
-        feed.offset += 64;
+        feed.offset += plan.key_step;
         if (feed.offset < feed.end) {
             find_pages(p, feed);
         } else {
-            feed.unit += gridDim.x;
+            feed.unit += plan.stride;
             open_unit(p, plan, feed);
         }
     }
@@ -134,46 +136,11 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const bf16* (&rows)[2], 
     }
 }
 
-// Two columns of a row: sums of values, with the weights' total and the maximum (in units of log2) that they are relative to.
-struct Pair {
-    float max, total, low, high;
-};
-
-// Adds what shared items found, of which the lanes of a warp know the slots. All lanes have the same row.
-__device__ __forceinline__ void merge_shared(const AttentionParams& p, const Joined& joined, u32 head, u32 d, Pair& pair) {
-    u32 count = joined.merge.count - 1; // the last one is our own
-    for (u32 first = 0; first < count; first += 4) {
-        float lse[4], highest = pair.max;
-        float2 part[4];
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 at = min(first + i, count - 1);
-            u64 slot = (u64)(first < 32 ? __shfl_sync(NONE, joined.slot, at) : joined.slots[at]) * p.num_heads + head;
-            lse[i] = load_uncached(p.partial_lse + slot) * LOG2E;
-            if (first + i >= count) lse[i] = NEG_INF;
-            part[i] = __ldcg(reinterpret_cast<const float2*>(p.partials + slot * HEAD_DIM + d));
-        }
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) highest = fmaxf(highest, lse[i]);
-        float old = pair.max == NEG_INF ? 0.0f : exp2_approx(pair.max - highest);
-        pair = {highest, pair.total * old, pair.low * old, pair.high * old};
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float weight = lse[i] == NEG_INF ? 0.0f : exp2_approx(lse[i] - highest);
-            pair.total += weight;
-            pair.low += weight * part[i].x;
-            pair.high += weight * part[i].y;
-        }
-    }
-}
-
 // Joins what the four warps found and stores it: eight rows at a time through `region`, [4][8][HEAD_DIM].
 __device__ __forceinline__ void join_warps(
-    const AttentionParams& p, const FewPlan& plan, const Unit& unit, Rows& rows, float* region, float (*maxima)[16],
-    float (*totals)[16]) {
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 num_rows, Rows& rows, float* region,
+    float (*maxima)[16], float (*totals)[16]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const AttentionItem& item = unit.item;
-    u32 kv_head = unit.kv_head, num_rows = unit.num_rows;
     if (lane % 4 == 0) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -203,30 +170,102 @@ __device__ __forceinline__ void join_warps(
         for (u32 i = thread; i < 8 * (HEAD_DIM / 2); i += 128) {
             u32 row = i / (HEAD_DIM / 2), d = i % (HEAD_DIM / 2) * 2, packed = h * 8 + row;
             if (packed >= num_rows) break;
-            Pair pair = {NEG_INF, 0.0f, 0.0f, 0.0f};
+            float highest = NEG_INF;
 #pragma unroll
-            for (int w = 0; w < 4; w++) pair.max = fmaxf(pair.max, maxima[w][packed]);
+            for (int w = 0; w < 4; w++) highest = fmaxf(highest, maxima[w][packed]);
+            float total = 0.0f, low = 0.0f, high = 0.0f;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                float weight = maxima[w][packed] == NEG_INF ? 0.0f : exp2_approx(maxima[w][packed] - pair.max);
+                float weight = maxima[w][packed] == NEG_INF ? 0.0f : exp2_approx(maxima[w][packed] - highest);
                 const float* at = region + (w * 8 + row) * HEAD_DIM + (d / 8 ^ row) * 8 + d % 8;
-                pair.total += weight * totals[w][packed];
-                pair.low += weight * at[0];
-                pair.high += weight * at[1];
+                total += weight * totals[w][packed];
+                low += weight * at[0];
+                high += weight * at[1];
             }
-            if (unit.merges) {
-                Joined joined = unit.joined;
-                if (item.num_queries > 1) joined = find_partials(p, plan.header, item.partial + packed / plan.group);
-                merge_shared(p, joined, kv_head * plan.group + packed % plan.group, d, pair);
-            }
-            float factor = pair.total > 0.0f ? 1.0f / pair.total : 0.0f;
-            AttentionItem target = item;
-            if (unit.merges) target.partial = NONE;
-            store_pair(p, target, kv_head, packed, d, pair.low * factor, pair.high * factor);
-            if (d == 0) store_lse(p, target, kv_head, packed, pair.max, pair.total);
+            float factor = total > 0.0f ? 1.0f / total : 0.0f;
+            store_pair(p, item, kv_head, packed, d, low * factor, high * factor);
+            if (d == 0) store_lse(p, item, kv_head, packed, highest, total);
         }
     }
     __syncthreads();
+}
+
+// Two neighbouring columns of a lane's rows, of pair `i` of HEAD_DIM / 8.
+#if IS_FP8
+// A lane has four columns of each sixteen, even ones and odd ones in turn: pairs 2 * c and 2 * c + 1 are neighbours.
+__device__ __forceinline__ u32 column_of(u32 i) { return i / 2 * 16 + threadIdx.x % 4 * 4 + i % 2 * 2; }
+#define LOW_OF(sums, i, h) sums[i & ~1u][2 * h + i % 2]
+#define HIGH_OF(sums, i, h) sums[i | 1u][2 * h + i % 2]
+#else
+__device__ __forceinline__ u32 column_of(u32 i) { return i * 8 + threadIdx.x % 4 * 2; }
+#define LOW_OF(sums, i, h) sums[i][2 * h]
+#define HIGH_OF(sums, i, h) sums[i][2 * h + 1]
+#endif
+
+#define MERGE_AHEAD (HEAD_DIM > 128 ? 1 : HEAD_DIM > 64 ? 2 : 4) // partials whose latencies overlap
+
+// Adds what shared items found to the rows of a warp: of the partials those of its `share`, of `shares` together. All lanes.
+__device__ __forceinline__ void merge_shared(
+    const AttentionParams& p, const FewPlan& plan, const Unit& unit, u32 share, u32 shares, Rows& rows) {
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        if (h * 8 >= unit.num_rows) break;
+        u32 own = min(h * 8 + threadIdx.x % 32 / 4, unit.num_rows - 1), head = unit.kv_head * plan.group + own % plan.group;
+        Joined joined = unit.joined;
+        bool is_one = unit.item.num_queries == 1;
+        if (!is_one) joined = find_merge(p, plan.header, unit.item.partial + own / plan.group);
+        u32 count = joined.merge.count - 1; // the last one is our own
+        for (u32 first = share; first < count; first += MERGE_AHEAD * shares) {
+            float weight[MERGE_AHEAD], highest = rows.max[h];
+            const float* parts[MERGE_AHEAD];
+#pragma unroll
+            for (u32 j = 0; j < MERGE_AHEAD; j++) {
+                u32 at = min(first + j * shares, count - 1);
+                u32 known = __shfl_sync(NONE, joined.slot, at % 32);
+                u64 slot = (u64)(is_one && at < 32 ? known : joined.slots[at]) * p.num_heads + head;
+                weight[j] = load_uncached(p.partial_lse + slot) * LOG2E;
+                if (first + j * shares >= count) weight[j] = NEG_INF;
+                parts[j] = p.partials + slot * HEAD_DIM;
+                highest = fmaxf(highest, weight[j]);
+            }
+            float old = rows.max[h] == NEG_INF ? 0.0f : exp2_approx(rows.max[h] - highest);
+            rows.max[h] = highest;
+            rows.total[h] *= old;
+#pragma unroll
+            for (u32 j = 0; j < MERGE_AHEAD; j++) {
+                weight[j] = weight[j] == NEG_INF ? 0.0f : exp2_approx(weight[j] - highest);
+                rows.total[h] += weight[j];
+            }
+#pragma unroll
+            for (u32 i = 0; i < HEAD_DIM / 8; i++) {
+                float& low = LOW_OF(rows.sums, i, h);
+                float& high = HIGH_OF(rows.sums, i, h);
+                low *= old;
+                high *= old;
+#pragma unroll
+                for (u32 j = 0; j < MERGE_AHEAD; j++) {
+                    float2 part = __ldcg(reinterpret_cast<const float2*>(parts[j] + column_of(i)));
+                    low += weight[j] * part.x;
+                    high += weight[j] * part.y;
+                }
+            }
+        }
+    }
+}
+
+// Stores what a warp found that has the unit for itself.
+__device__ __forceinline__ void store_unit(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 num_rows, const Rows& rows) {
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        u32 packed = h * 8 + threadIdx.x % 32 / 4;
+        if (packed >= num_rows) continue;
+        float factor = rows.total[h] > 0.0f ? 1.0f / rows.total[h] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < HEAD_DIM / 8; i++)
+            store_pair(p, item, kv_head, packed, column_of(i), LOW_OF(rows.sums, i, h) * factor,
+                       HIGH_OF(rows.sums, i, h) * factor);
+    }
 }
 
 KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const AttentionParams p) {
@@ -240,18 +279,20 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
     const PlanHeader header = p.step->plans[p.plan];
     const Items items = items_of(p, header);
     const FewPlan plan = {header, items.first, words(p.step, p.step->positions), words(p.step, p.step->pages),
-                          items.count * p.num_kv_heads, p.num_heads / p.num_kv_heads};
+                          items.count * p.num_kv_heads, p.num_heads / p.num_kv_heads,
+                          gridDim.x * (header.is_narrow ? 4 : 1), header.is_narrow ? 0 : warp * 16, header.is_narrow ? 16u : 64u};
     // The first block waits in any case, so that the launch does not end before the one before it.
     if (blockIdx.x > 0 && blockIdx.x >= plan.num_units) return;
+    u32 first_unit = header.is_narrow ? warp * gridDim.x + blockIdx.x : blockIdx.x;
     Feed feed;
-    feed.unit = blockIdx.x;
+    feed.unit = first_unit;
     open_unit(p, plan, feed);
     u32 fed = 0;
     if (p.is_decode)
         for (; fed < FEW_STAGES - 1 && feed.unit < plan.num_units && feed.offset + 16 <= feed.old_end; fed++)
             feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
     Unit unit;
-    unit.number = blockIdx.x;
+    unit.number = first_unit;
     open_work(p, plan, unit);
     wait_for_previous();
     for (; fed < FEW_STAGES - 1; fed++) feed_stage(p, plan, feed, ring + fed * FEW_STAGE_BYTES);
@@ -272,7 +313,7 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
 #pragma unroll
         for (u32 k = 0; k < HEAD_DIM / 16; k++) load_query(queries[k], unit.queries, k);
 #endif
-        for (u32 offset = (seen.begin & ~15u) + warp * 16; offset < seen.end; offset += 64) {
+        for (u32 offset = (seen.begin & ~15u) + plan.first_key; offset < seen.end; offset += plan.key_step) {
             asm volatile("cp.async.wait_group %0;" ::"n"(FEW_STAGES - 2));
             __syncwarp();
             u32 next = stage == 0 ? FEW_STAGES - 1 : stage - 1;
@@ -310,9 +351,18 @@ KERNEL __launch_bounds__(128, HEAD_DIM > 128 ? 1 : 2) attention_few(const Attent
             stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
         }
         rows.finish();
-        join_warps(p, plan, unit, rows, region, maxima, totals);
-        if (!unit.merges) arrive<128>(p, header, item, unit.kv_head, is_last);
-        unit.number += gridDim.x;
+        AttentionItem target = item;
+        if (unit.merges) {
+            merge_shared(p, plan, unit, header.is_narrow ? 0 : warp, header.is_narrow ? 1 : 4, rows);
+            target.partial = NONE;
+        }
+        if (header.is_narrow) {
+            store_unit(p, target, unit.kv_head, unit.num_rows, rows);
+        } else {
+            join_warps(p, target, unit.kv_head, unit.num_rows, rows, region, maxima, totals);
+            arrive<128>(p, header, target, unit.kv_head, is_last);
+        }
+        unit.number += plan.stride;
         open_work(p, plan, unit);
     }
     asm volatile("cp.async.wait_group 0;");

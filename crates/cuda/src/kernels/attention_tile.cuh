@@ -256,13 +256,19 @@ struct Joined {
     u32 slot;
 };
 
-__device__ __forceinline__ Joined find_partials(const AttentionParams& p, const PlanHeader& plan, u32 slot) {
-    u32 lane = threadIdx.x % 32;
+__device__ __forceinline__ Joined find_merge(const AttentionParams& p, const PlanHeader& plan, u32 slot) {
     Joined found;
     u32 number = words(p.step, plan.slot_merges)[slot];
     found.merge = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges))[number];
     found.slots = words(p.step, plan.merge_slots) + found.merge.first;
-    found.slot = found.slots[min(lane, found.merge.count - 1)];
+    found.slot = 0;
+    return found;
+}
+
+// The same, and the slots.
+__device__ __forceinline__ Joined find_partials(const AttentionParams& p, const PlanHeader& plan, u32 slot) {
+    Joined found = find_merge(p, plan, slot);
+    found.slot = found.slots[min(threadIdx.x % 32, found.merge.count - 1)];
     return found;
 }
 

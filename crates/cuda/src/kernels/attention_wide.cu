@@ -120,13 +120,27 @@ __device__ __forceinline__ void feed_whole_tile(const WideParams& w, const Walk&
     }
 }
 
+// The first tiles of what is shared, while the kernel before still runs: no step writes keys that it shares. How many there are.
+__device__ __forceinline__ u32 feed_early(
+    const WideParams& w, const Walk& walk, u32 begin, u32 end, u32 barriers, u32 stages) {
+    u32 count = begin < end ? min((end - begin) / WIDE_KEYS, WIDE_STAGES) : 0;
+    if (threadIdx.x < 32)
+        for (u32 i = 0; i < count; i++)
+            feed_whole_tile(w, walk, begin + i * WIDE_KEYS, stages + i * 2 * WIDE_TILE_BYTES, barriers + (FULL + i) * 8);
+    return count;
+}
+
 __device__ __forceinline__ void feed(const WideParams& w, const PlanHeader& plan, u32 barriers, u32 queries, u32 stages) {
     const AttentionParams& p = w.attention;
     Walk walk = {0, 0, 0, 0, {}};
-    u32 count = 0, units = 0;
+    u32 count = 0, units = 0, early = 0;
+    bool is_first = true;
     while (walk_on(p, plan, walk)) {
         Seen seen = rows_see(p, walk, walk.row, WIDE_ROWS);
         u32 begin = seen.begin / WIDE_KEYS * WIDE_KEYS;
+        if (is_first && p.is_shared && p.is_decode) early = feed_early(w, walk, begin, seen.end, barriers, stages);
+        if (is_first) wait_for_previous();
+        is_first = false;
         if (begin >= seen.end) continue;
         wait_barrier(barriers + (QUERIES + units % 2) * 8, units / 2 % 2 ^ 1);
         feed_queries(p, walk, queries + units % 2 * WIDE_QUERY_BYTES);
@@ -136,7 +150,7 @@ __device__ __forceinline__ void feed(const WideParams& w, const PlanHeader& plan
             bool is_whole = tile + WIDE_KEYS <= seen.end;
             wait_barrier(barriers + (EMPTY + count % WIDE_STAGES) * 8, count / WIDE_STAGES % 2 ^ 1);
             if (!is_whole) feed_tile(p, walk, tile, seen.end, to);
-            else if (threadIdx.x < 32) feed_whole_tile(w, walk, tile, to, full);
+            else if (threadIdx.x < 32 && count >= early) feed_whole_tile(w, walk, tile, to, full);
             // The queries, with the first tile, or the tile itself.
             asm volatile("cp.async.wait_all;" ::: "memory");
             if (!is_whole) fence_async();
@@ -144,6 +158,8 @@ __device__ __forceinline__ void feed(const WideParams& w, const PlanHeader& plan
             else arrive(full);
         }
     }
+    // A launch must not end before the one before it.
+    if (is_first) wait_for_previous();
 }
 
 // ---- The multiplying warpgroups.
@@ -311,6 +327,7 @@ __device__ __forceinline__ void multiply_units(
     const AttentionParams& p, const PlanHeader& plan, u32 barriers, u32 queries_at, u32 stages, u8* is_last) {
     Walk walk = {0, 0, 0, 0, {}};
     u32 count = 0, units = 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, group = p.num_heads / p.num_kv_heads;
+    bool is_first = true;
     while (walk_on(p, plan, walk)) {
         Seen seen = rows_see(p, walk, walk.row, WIDE_ROWS);
         Seen own = rows_see(p, walk, walk.row + warp / 4 * 64, 64);
@@ -325,6 +342,9 @@ __device__ __forceinline__ void multiply_units(
             softmax.max[h] = NEG_INF;
             softmax.total[h] = 0.0f;
         }
+        // Results are stored where kernels before may still read.
+        if (is_first) wait_for_previous();
+        is_first = false;
         float sums[HEAD_DIM / 8][4];
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
@@ -365,7 +385,6 @@ KERNEL __launch_bounds__(384, 1) attention_wide(const __grid_constant__ WidePara
     }
     __syncthreads();
     const PlanHeader plan = p.step->plans[p.plan];
-    wait_for_previous();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         feed(w, plan, barriers, queries, stages);

@@ -19,7 +19,7 @@ struct PlanHeader {
     u32 num_items, items, num_merges, merges, merge_slots;
     u32 slot_merges; // for each partial slot the merge that it belongs to
     u32 num_shared;  // of the items, the first ones: read by several sequences, and done before the others
-    u32 reserved;
+    u32 is_narrow;   // the other items are many, short, and whole: a warp each is enough for them
 };
 
 struct StepHeader {

@@ -209,6 +209,9 @@ impl Observer for EngineObserver {
                     report.num_tokens,
                 );
             }
+            for relay in report.relay {
+                trace.relay(relay);
+            }
             for DeviceReport { step, is_decode, span } in report.device {
                 let name = if *is_decode { "decode" } else { "prefill" };
                 trace.span(Row::Device, name, span.start, span.end, step.step, step.num_tokens);

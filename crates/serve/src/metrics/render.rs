@@ -51,7 +51,7 @@ impl Metrics {
         let scheduler = &stats.scheduler;
         let kv = &scheduler.kv;
         let preemptions = scheduler.num_preemptions_swap + scheduler.num_preemptions_recompute;
-        let figures: [(&str, &str, &str, f64); 12] = [
+        let figures: [(&str, &str, &str, f64); 15] = [
             (
                 "vllm:num_requests_running",
                 "gauge",
@@ -88,7 +88,13 @@ impl Metrics {
                 "baton:kv_blocks_used",
                 "gauge",
                 "KV blocks held by requests.",
-                kv.num_device_blocks_used as f64,
+                (kv.num_device_blocks_used - kv.num_pinned_blocks) as f64,
+            ),
+            (
+                "baton:kv_blocks_pinned",
+                "gauge",
+                "KV blocks of system prompts, which are never given up.",
+                kv.num_pinned_blocks as f64,
             ),
             ("baton:engine_steps_total", "counter", "Steps computed.", stats.num_steps as f64),
             (
@@ -108,6 +114,18 @@ impl Metrics {
                 "counter",
                 "Tokens of KV that need not be read because of that.",
                 stats.relay.num_tokens_saved as f64,
+            ),
+            (
+                "baton:relay_kv_bytes_saved_total",
+                "counter",
+                "Bytes of KV, of all layers, that need not be read because of that.",
+                stats.relay.num_bytes_saved as f64,
+            ),
+            (
+                "baton:decode_kv_bytes_read_total",
+                "counter",
+                "Bytes of KV, of all layers, that decodes have read.",
+                stats.relay.num_bytes_read as f64,
             ),
         ];
         for (name, kind, help, value) in figures {
