@@ -328,10 +328,12 @@ fn brace_with(pattern: &str, fields: &mut Fields<'_>, depth: usize) -> Result<St
             Some("r" | "a") => Value::from(print::to_repr(&value)?),
             Some(_) => return Err(invalid("str.format: only !s and !r are known")),
         };
-        let spec = match spec.contains('{') {
-            true if depth == 0 => brace_with(spec, fields, 1)?,
-            true => return Err(invalid("str.format: fields are nested too deeply")),
-            false => spec.to_owned(),
+        let spec = if !spec.contains('{') {
+            spec.to_owned()
+        } else if depth == 0 {
+            brace_with(spec, fields, 1)?
+        } else {
+            return Err(invalid("str.format: fields are nested too deeply"));
         };
         out.write_str(&formatted(&value, &spec)?).map_err(exhausted)?;
     }

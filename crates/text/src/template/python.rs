@@ -265,10 +265,12 @@ fn dict(value: Option<&Value>, named: Kwargs) -> Result<Value, Error> {
         budget::charge_deep(value)?;
         let is_map = value.kind() == ValueKind::Map;
         for item in value.try_iter()? {
-            let pair = match is_map {
-                true => (item.clone(), value.get_item(&item)?),
-                false if item.len() == Some(2) => (item.get_item_by_index(0)?, item.get_item_by_index(1)?),
-                false => return Err(invalid("dict needs a mapping or a list of pairs")),
+            let pair = if is_map {
+                (item.clone(), value.get_item(&item)?)
+            } else if item.len() == Some(2) {
+                (item.get_item_by_index(0)?, item.get_item_by_index(1)?)
+            } else {
+                return Err(invalid("dict needs a mapping or a list of pairs"));
             };
             pairs.push(pair);
         }
