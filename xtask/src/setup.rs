@@ -54,7 +54,8 @@ fn tokenizers(cache: &Path) -> Result<PathBuf> {
             .iter()
             .all(|end| folder.join(format!("ggml-vocab-{name}.{end}")).is_file())
     });
-    if complete {
+    // Chat templates come from the same package; not all licences let them be copied into the repository.
+    if complete && folder.join("templates").is_dir() {
         return Ok(folder);
     }
     println!("fetching {VOCABULARY_PACKAGE} for its vocabulary files");
@@ -67,7 +68,7 @@ fn tokenizers(cache: &Path) -> Result<PathBuf> {
         .arg(&archive)
         .arg("--directory")
         .arg(&folder)
-        .arg("*/vendor/llama.cpp/models/ggml-vocab-*"))?;
+        .args(["*/vendor/llama.cpp/models/ggml-vocab-*", "*/vendor/llama.cpp/models/templates/*.jinja"]))?;
     std::fs::remove_dir_all(&download)?;
     Ok(folder)
 }

@@ -105,6 +105,7 @@ impl SamplingArgs {
             best_of: self.best_of,
             beam,
             structured_outputs: None,
+            token_filter: None,
             pooling: false,
         }
     }

@@ -66,11 +66,17 @@ pub struct ListenArgs {
     pub no_inject_system_prompt: bool,
     /// Web pages that may call the server from a browser (repeatable; * allows all)
     #[arg(long, value_name = "ORIGIN", num_args = 1..)]
-    pub allowed_origins: Vec<String>,
+    allowed_origins: Vec<String>,
     /// Names that the server answers to besides localhost, 127.0.0.1 and [::1] (repeatable; * is every name). Without
     /// keys on loopback no others are served
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub allowed_hosts: Vec<String>,
+    /// Path under which a proxy shows the server, such as /llm: it is taken off what is asked for
+    #[arg(long, value_name = "PATH", value_parser = parse_root_path)]
+    pub root_path: Option<String>,
+    /// Write tokens in log-probabilities as token_id:ID unless a request says otherwise
+    #[arg(long)]
+    pub return_tokens_as_token_ids: bool,
     /// Do not show the web console at /
     #[arg(long)]
     pub disable_console: bool,
@@ -183,6 +189,26 @@ impl ServeArgs {
     }
 }
 
+impl ListenArgs {
+    /// The origins, one by one or as vLLM takes them, in a list: `["*"]`.
+    pub fn allowed_origins(&self) -> Vec<String> {
+        let list = |text: &String| match serde_json::from_str::<Vec<String>>(text) {
+            Ok(origins) => origins,
+            Err(_) => vec![text.clone()],
+        };
+        self.allowed_origins.iter().flat_map(list).collect()
+    }
+}
+
+fn parse_root_path(text: &str) -> Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let sound = |c: char| c.is_ascii_alphanumeric() || "/-_.~".contains(c);
+    if path.is_empty() || path.starts_with('/') && path.chars().all(sound) {
+        return Ok(path.to_owned());
+    }
+    Err(format!("{text:?} is no path: write for example /llm"))
+}
+
 fn parse_parser<F: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<ParserChoice<F>, String> {
     match name {
         "auto" => Ok(ParserChoice::Auto),
@@ -225,6 +251,8 @@ mod tests {
         assert_eq!(parse_parser("none"), Ok(ParserChoice::<ReasoningFormat>::Off));
         assert!(parse_parser::<ReasoningFormat>("hermes").is_err_and(|error| error.contains("qwen3")));
         assert!("info".parse::<LogLevel>().is_ok());
+        assert_eq!(parse_root_path("/llm/"), Ok("/llm".to_owned()));
+        assert!(parse_root_path("llm").is_err() && parse_root_path("/{x}").is_err());
         assert!("loud".parse::<LogLevel>().is_err());
     }
 }

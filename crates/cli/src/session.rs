@@ -127,6 +127,29 @@ pub struct OpenedConfig {
     pub config: ModelConfig,
     /// Of the file, where there are weights.
     pub weight_bytes: Option<u64>,
+    /// Types of tensors that no backend computes with: the file cannot run.
+    pub unsupported_dtypes: Vec<String>,
+}
+
+/// Types of a GGUF file's tensors that no backend computes with, each once.
+pub fn unsupported_dtypes(files: &ModelFiles) -> Vec<String> {
+    let tensors = files.gguf().map_or(&[][..], |file| file.tensors());
+    let mut names: Vec<String> = tensors
+        .iter()
+        .filter(|tensor| tensor.ggml_type.weight_format().is_none())
+        .map(|tensor| tensor.ggml_type.name().to_owned())
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// What to say of a file that cannot run.
+pub fn unsupported_warning(dtypes: &[String]) -> Option<String> {
+    let types = dtypes.join(", ");
+    (!dtypes.is_empty()).then(|| {
+        format!("this file cannot run: it has tensors of the type {types}, which are not supported; take one quantised as Q4_K_M, Q8_0 or another of the usual types")
+    })
 }
 
 pub fn open_config(model: Option<&str>) -> Result<OpenedConfig> {
@@ -137,6 +160,7 @@ pub fn open_config(model: Option<&str>) -> Result<OpenedConfig> {
         name: found.name,
         config: files.config().clone(),
         weight_bytes: (bytes > 0).then_some(bytes),
+        unsupported_dtypes: unsupported_dtypes(&files),
     })
 }
 
@@ -313,6 +337,7 @@ impl TextModel {
 fn gguf_vocab(fields: GgufVocabFields) -> GgufVocab {
     GgufVocab {
         model: fields.model,
+        name: fields.name,
         pre: fields.pre,
         tokens: fields.tokens,
         token_types: fields.token_types,
@@ -324,6 +349,7 @@ fn gguf_vocab(fields: GgufVocabFields) -> GgufVocab {
         eom_token_id: None,
         unknown_token_id: fields.unknown_token_id,
         padding_token_id: fields.padding_token_id,
+        precompiled_charsmap: fields.precompiled_charsmap,
         add_bos: fields.add_bos_token,
         add_eos: fields.add_eos_token,
         add_space_prefix: fields.add_space_prefix,

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use baton_core::StructuredOutput;
+use baton_grammar::closed_schema;
 use clap::Args;
 
 #[derive(Clone, Debug, Default, Args)]
@@ -28,7 +29,8 @@ impl StructuredArgs {
                 Some(path) => std::fs::read_to_string(path)
                     .with_context(|| format!("--json-schema: cannot read {path}"))?,
             };
-            return Ok(Some(StructuredOutput::Json(schema)));
+            // As the server does: an object has the keys that its schema lists.
+            return Ok(Some(StructuredOutput::Json(closed_schema(&schema))));
         }
         let choice = (!self.choice.is_empty()).then(|| StructuredOutput::Choice(self.choice.clone()));
         Ok(self.regex.clone().map(StructuredOutput::Regex).or(choice))

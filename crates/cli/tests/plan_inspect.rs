@@ -1,6 +1,9 @@
 //! `baton plan` and `baton inspect` on configurations of well-known models, whose numbers are public.
 
 mod common;
+#[allow(dead_code, reason = "shared with the tests of the model crate")]
+#[path = "../../model/tests/support/gguf_writer.rs"]
+mod gguf_writer;
 
 use common::{Baton, data, model_arg};
 use serde_json::json;
@@ -156,6 +159,29 @@ fn a_configuration_alone_can_be_inspected() {
     {
         assert!(text.contains(line), "{line} is not in:\n{text}");
     }
+}
+
+/// A file of a type that is known by name only: both commands say that it cannot run.
+#[test]
+fn a_file_that_cannot_run_is_named() {
+    let baton = Baton::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tiny.gguf");
+    // The last tensor is of IQ2_XXS (16): 256 values in 66 bytes.
+    let file = gguf_writer::tiny("llama").tensor("blk.0.extra.weight", &[256], 16, &[0; 66]).finish();
+    std::fs::write(&path, file).expect("written");
+    let path = path.display().to_string();
+    let inspection = baton.json(&["inspect", &path]);
+    assert_eq!(inspection["unsupported_dtypes"], json!(["IQ2_XXS"]));
+    let plan = baton.run(&["plan", &path, "--device-memory=8GiB", "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&plan.stdout).expect("a plan");
+    assert_eq!(plan["unsupported_dtypes"], json!(["IQ2_XXS"]));
+    for command in ["inspect", "plan"] {
+        let ran = baton.run(&[command, &path]);
+        assert!(ran.stdout.contains("warning: this file cannot run"), "{}", ran.stdout);
+    }
+    let sound = baton.json(&["inspect", &model_arg()]);
+    assert_eq!(sound["unsupported_dtypes"], json!([]));
 }
 
 #[test]

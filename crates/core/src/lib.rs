@@ -16,4 +16,4 @@ pub use ids::{BlockId, RequestId, SeqId, TokenId};
 pub use output::{FinishReason, PositionLogprobs, RequestOutput, SequenceOutput, TokenLogprob};
 pub use params::{BeamParams, MAX_LOGPROBS, MAX_SEQUENCES_PER_REQUEST, ParamError, SamplingParams};
 pub use request::Request;
-pub use structured::StructuredOutput;
+pub use structured::{StructuredOutput, TokenFilter};

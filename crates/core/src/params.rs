@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{StructuredOutput, TokenId};
+use crate::{StructuredOutput, TokenFilter, TokenId};
 
 /// The most sequences one request may own at a time (`n`, `best_of`, beam width).
 pub const MAX_SEQUENCES_PER_REQUEST: u32 = 128;
@@ -56,6 +56,8 @@ pub struct SamplingParams {
     pub beam: Option<BeamParams>,
     /// The output must have this shape; tokens that would break it are never drawn.
     pub structured_outputs: Option<StructuredOutput>,
+    /// Tokens that may or may not be drawn, whatever the shape.
+    pub token_filter: Option<TokenFilter>,
     /// Also give the hidden state of the last prompt token, for embeddings.
     pub pooling: bool,
 }
@@ -100,6 +102,7 @@ impl Default for SamplingParams {
             best_of: None,
             beam: None,
             structured_outputs: None,
+            token_filter: None,
             pooling: false,
         }
     }
@@ -144,6 +147,11 @@ impl SamplingParams {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
+    /// True where a compiled constraint says which tokens may be drawn.
+    pub fn is_masked(&self) -> bool {
+        self.structured_outputs.is_some() || self.token_filter.is_some()
+    }
+
     /// Checks every field against its range and the model's vocabulary.
     pub fn validate(&self, vocab_size: u32) -> Result<(), ParamError> {
         let in_vocab = |token: TokenId| token < vocab_size;
@@ -181,6 +189,18 @@ impl SamplingParams {
         }
         for &token in &self.stop_token_ids {
             require(in_vocab(token), "stop_token_ids", &below_vocab, &token)?;
+        }
+        if let Some(filter) = &self.token_filter {
+            let allowed = filter.allowed.as_deref().unwrap_or_default();
+            require(
+                filter.allowed.is_none() || !allowed.is_empty(),
+                "allowed_token_ids",
+                "a list of tokens",
+                &"[]",
+            )?;
+            for &token in allowed {
+                require(in_vocab(token), "allowed_token_ids", &below_vocab, &token)?;
+            }
         }
         require(!self.stop.iter().any(String::is_empty), "stop", "non-empty strings", &"\"\"")?;
         if let Some(max_tokens) = self.max_tokens {
@@ -220,6 +240,7 @@ impl SamplingParams {
                 "left out with beam search",
                 &"both",
             )?;
+            require(self.token_filter.is_none(), "bad_words", "left out with beam search", &"both")?;
         }
         Ok(())
     }

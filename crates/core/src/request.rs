@@ -24,7 +24,7 @@ pub struct Request {
     /// The first so many tokens of the prompt are no secret: requests of every salt share their cached blocks.
     #[serde(default)]
     pub num_public_tokens: u32,
-    /// `params.structured_outputs`, compiled. The one is there if and only if the other is.
+    /// `params.structured_outputs` and `params.token_filter`, compiled. It is there if and only if one of them is.
     #[serde(skip)]
     pub constraint: Option<Arc<dyn Constraint>>,
 }

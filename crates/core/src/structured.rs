@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::TokenId;
+
 /// What a structured output must match, with vLLM's names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -14,6 +16,16 @@ pub enum StructuredOutput {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// Text of this context-free grammar, in Lark syntax.
+    /// Text of this context-free grammar, in Lark syntax or in llama.cpp's GBNF.
     Grammar(String),
+}
+
+/// Which tokens may be drawn at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenFilter {
+    /// Only these, and the end tokens.
+    pub allowed: Option<Vec<TokenId>>,
+    /// Token sequences that are never completed.
+    pub banned: Vec<Vec<TokenId>>,
 }

@@ -153,13 +153,7 @@ impl Engine {
             },
         )?;
         let cut = attention_cut(&device, &model, &kv_spec, config);
-        let runner = Runner::new(
-            block_size,
-            AttentionKind::all(&model, &kv_spec),
-            cut,
-            model.eos_token_ids.clone(),
-            config.seed,
-        );
+        let runner = Runner::new(block_size, AttentionKind::all(&model, &kv_spec), cut, config.seed);
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
         Ok(Self {
             notes: StepNotes::new(stats),
@@ -209,15 +203,17 @@ impl Engine {
             }
         }
         let constraint = request.constraint.take();
-        match (&request.params.structured_outputs, &constraint) {
-            (None, None) => {}
-            (Some(_), Some(constraint))
+        match (request.params.is_masked(), &constraint) {
+            (false, None) => {}
+            (true, Some(constraint))
                 if constraint.first_mask().len() == mask_words(self.model.vocab_size) =>
             {
-                // The grammar alone says where the output ends.
-                let params = Arc::make_mut(&mut request.params);
-                params.ignore_eos = false;
-                params.min_tokens = 0;
+                if request.params.structured_outputs.is_some() {
+                    // The grammar alone says where the output ends.
+                    let params = Arc::make_mut(&mut request.params);
+                    params.ignore_eos = false;
+                    params.min_tokens = 0;
+                }
             }
             _ => return Err(EngineError::NotCompiled),
         }

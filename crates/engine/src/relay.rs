@@ -144,6 +144,7 @@ mod tests {
             samples: Vec::new(),
             scored: 0..0,
             params: Arc::new(SamplingParams::default()),
+            end_token_ids: Arc::from([]),
         }
     }
 

@@ -57,7 +57,6 @@ pub(crate) struct Runner {
     block_size: usize,
     kinds: Vec<AttentionKind>,
     cut: AttentionCut,
-    eos_token_ids: Vec<TokenId>,
     seed: u64,
     input: StepInput,
     queries: Vec<SequenceQueries>,
@@ -73,20 +72,13 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    pub(crate) fn new(
-        block_size: usize,
-        kinds: Vec<AttentionKind>,
-        cut: AttentionCut,
-        eos_token_ids: Vec<TokenId>,
-        seed: u64,
-    ) -> Self {
+    pub(crate) fn new(block_size: usize, kinds: Vec<AttentionKind>, cut: AttentionCut, seed: u64) -> Self {
         let mut input = StepInput::default();
         input.attention.resize_with(kinds.len(), Default::default);
         Self {
             block_size,
             kinds,
             cut,
-            eos_token_ids,
             seed,
             input,
             queries: Vec::new(),
@@ -241,7 +233,7 @@ impl Runner {
         } else {
             0..0
         };
-        let bias = self.add_biases(params, sample.ban_end);
+        let bias = self.add_biases(params, if sample.ban_end { Some(&*seq.end_token_ids) } else { None });
         // Only the ranking by cumulative log-probability needs them unasked.
         let num_logprobs = params.logprobs.or(params.selects_at_end().then_some(0));
         SampleRow {
@@ -275,16 +267,16 @@ impl Runner {
         first..self.input.history.len() as u32
     }
 
-    fn add_biases(&mut self, params: &SamplingParams, ban_end: bool) -> Range<u32> {
+    /// `banned_ends`: the request's end tokens where it must not end yet. They come with the request, because the
+    /// model's configuration is not all that knows how texts end: the tokenizer and the generation config do, too.
+    fn add_biases(&mut self, params: &SamplingParams, banned_ends: Option<&[TokenId]>) -> Range<u32> {
         let biases = &mut self.input.biases;
         let first = biases.len() as u32;
         biases.extend_from_slice(&params.logit_bias);
-        if ban_end {
+        if let Some(ends) = banned_ends {
             let ban = |&token_id: &TokenId| (token_id, f32::NEG_INFINITY);
             biases.extend(params.stop_token_ids.iter().map(ban));
-            if !params.ignore_eos {
-                biases.extend(self.eos_token_ids.iter().map(ban));
-            }
+            biases.extend(ends.iter().map(ban));
         }
         first..biases.len() as u32
     }

@@ -106,6 +106,24 @@ fn stops_at_tokens_and_lengths() {
     let later = SamplingParams { min_tokens: 9, ..stopped };
     let output = engine.generate(vec![prompt()], &later).expect("goes on").remove(0).outputs.remove(0);
     assert!(output.token_ids.len() >= 9 && !output.token_ids[..9].contains(&stop), "{output:?}");
+    // So are end tokens that only the request knows: the tokenizer's and the generation config's.
+    for (min_tokens, ends) in [(0, true), (9, false)] {
+        let params = SamplingParams { min_tokens, ..greedy(12) };
+        let mut request = baton_core::Request::new(engine.new_request_id(), prompt(), params);
+        request.eos_token_ids = std::sync::Arc::from([stop]);
+        engine.add_request(request).expect("fits");
+        let mut tokens = Vec::new();
+        while engine.has_unfinished() {
+            for output in engine.step() {
+                tokens.extend(output.outputs.into_iter().flat_map(|output| output.token_ids));
+            }
+        }
+        assert_eq!(
+            tokens[..9.min(tokens.len())].contains(&stop),
+            ends,
+            "min_tokens {min_tokens}: {tokens:?}"
+        );
+    }
     // Without a limit it goes on to the model's length.
     let unlimited = SamplingParams { max_tokens: None, ..greedy(1) };
     let output = engine.generate(vec![prompt()], &unlimited).expect("ends").remove(0).outputs.remove(0);

@@ -15,7 +15,7 @@ use llguidance::{Matcher, panic_utils};
 
 use crate::matcher::TokenMatcher;
 use crate::vocabulary::{Vocabulary, first_line};
-use crate::{GrammarError, bounds, schema};
+use crate::{GrammarError, bounds, gbnf, schema};
 
 /// Of any one text: a schema, an expression, a grammar, all choices together.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -145,9 +145,7 @@ fn compile(vocabulary: &Arc<Vocabulary>, wish: &StructuredOutput) -> Result<Comp
             TopLevelGrammar::from_regex(&format!("(?:{})", alternatives.join("|")))
         }
         StructuredOutput::Grammar(text) if text.contains("::=") => {
-            return Err(invalid(
-                "it must be in Lark syntax (`start: …`), not in BNF (`root ::= …`)".to_owned(),
-            ));
+            TopLevelGrammar::from_lark(gbnf::to_lark(text).map_err(invalid)?)
         }
         StructuredOutput::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
     };

@@ -12,12 +12,17 @@
 #![forbid(unsafe_code)]
 
 mod bounds;
+mod closed;
 mod compiler;
 mod error;
+mod filter;
 mod formats;
+mod gbnf;
 mod matcher;
 mod schema;
 mod vocabulary;
 
+pub use closed::{close_objects, closed_schema};
 pub use compiler::{CompiledGrammar, GrammarCompiler, STACK_BYTES};
 pub use error::GrammarError;
+pub use filter::FilteredConstraint;

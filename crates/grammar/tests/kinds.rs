@@ -52,6 +52,32 @@ fn lark_grammars_nest() {
     check(&wish, &["1", "(12)", "(((0)))"], &["", "(1", "1)", "()", "((1)"]);
 }
 
+/// llama.cpp's grammars: no lexemes, so that a rule may end in the middle of what another could go on with.
+#[test]
+fn gbnf_grammars_are_taken() {
+    let gbnf = |text: &str| StructuredOutput::Grammar(text.to_owned());
+    check(&gbnf("root ::= [a-z]+ \"foo\""), &["afoo", "foofoo"], &["foo", "afo", "Afoo"]);
+    check(
+        &gbnf("# list\nroot ::= item (\",\" ws item){1,2}\nitem ::= [^,\\n ]+ | \"\\\"\"\nws ::= \" \"?"),
+        &["a,b", "a, b,c", "é,\""],
+        &["a", "a,b,c,d", "a,", "a,  b"],
+    );
+    let json = concat!(
+        "root ::= object\n",
+        "value ::= object | array | string | number | (\"true\" | \"false\" | \"null\") ws\n",
+        "object ::=\n  \"{\" ws (\n    string \":\" ws value\n    (\",\" ws string \":\" ws value)*\n  )? \"}\" ws\n",
+        "array ::= \"[\" ws ( value (\",\" ws value)* )? \"]\" ws\n",
+        "string ::= \"\\\"\" ( [^\"\\\\\\x7F\\x00-\\x1F] | \"\\\\\" ([\"\\\\bfnrt] | \"u\" [0-9a-fA-F]{4}) )* \"\\\"\" ws\n",
+        "number ::= (\"-\"? ([0-9] | [1-9] [0-9]{0,15})) (\".\" [0-9]+)? ws\n",
+        "ws ::= | \" \" | \"\\n\" [ \\t]{0,20}\n",
+    );
+    check(
+        &gbnf(json),
+        &["{}", "{\"a\": [1, -2.5, {\"b\":null}], \"c\":\"x\\n\"}", "{ \"a\":true}"],
+        &["[]", "{\"a\"}", "{\"a\":01}", "{\"a\":1,}"],
+    );
+}
+
 #[test]
 fn any_object_is_json() {
     check(
@@ -131,7 +157,9 @@ fn what_cannot_be_compiled_says_why() {
         (StructuredOutput::Regex("a(".into()), "the regular expression cannot be used"),
         (StructuredOutput::Regex("(?!a)b".into()), "the regular expression cannot be used"),
         (StructuredOutput::Grammar("start: missing_rule".into()), "missing_rule"),
-        (StructuredOutput::Grammar("root ::= \"a\"".into()), "Lark"),
+        (StructuredOutput::Grammar("root ::= nothing".into()), "`nothing`, which is not defined"),
+        (StructuredOutput::Grammar("rule ::= \"a\"".into()), "no rule `root`"),
+        (StructuredOutput::Grammar("root ::= (\"a\"".into()), "`)` is missing"),
         (StructuredOutput::Choice(Vec::new()), "1 to 4096"),
     ] {
         let reason = reason(&wish);

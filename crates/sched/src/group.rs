@@ -96,7 +96,7 @@ impl Group {
     /// The next token cannot be planned before the last one has been looked at by the host.
     pub(crate) fn needs_every_token(&self) -> bool {
         let params = &self.request.params;
-        self.is_beam() || !self.forked || params.has_penalties() || params.structured_outputs.is_some()
+        self.is_beam() || !self.forked || params.has_penalties() || params.is_masked()
     }
 
     /// Prompt positions in `start..start + count` whose logits have to score the next prompt token.

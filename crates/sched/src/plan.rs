@@ -44,6 +44,8 @@ pub struct PlannedSeq {
     /// (`prompt_logprobs`; empty when not asked).
     pub scored: std::ops::Range<u32>,
     pub params: Arc<SamplingParams>,
+    /// The end tokens of the request, which `ban_end` bans.
+    pub end_token_ids: Arc<[TokenId]>,
 }
 
 /// One token to be drawn.

@@ -3,6 +3,8 @@
 //! Running requests come first, in the order of the queue; each takes its tokens from the step's budget and its
 //! blocks from the pool, if need be at the cost of younger requests. What is left goes to swapped and waiting ones.
 
+use std::sync::Arc;
+
 use baton_core::RequestId;
 use baton_kv::{KvCache, WriteRange};
 
@@ -277,6 +279,7 @@ fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> 
         samples,
         scored: scored.start as u32..scored.end as u32,
         params: group.request.params.clone(),
+        end_token_ids: Arc::clone(&group.request.eos_token_ids),
     }
 }
 

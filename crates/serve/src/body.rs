@@ -14,6 +14,7 @@ use crate::budget::{self, Charge};
 use crate::error::ApiError;
 use crate::scope;
 use crate::state::App;
+use crate::wording;
 
 /// What is read and thrown away of a body that is too large. A client that is still sending would otherwise find its
 /// connection reset and never see the answer.
@@ -68,14 +69,18 @@ impl JsonBody {
 
     /// Reads the fields that `T` knows. A field of a wrong type is named.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        if !wording::is_object(&self.bytes) {
+            return Err(ApiError::invalid("the request body must be a JSON object"));
+        }
         let mut deserializer = serde_json::Deserializer::from_slice(&self.bytes);
         let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
             let path = error.path().to_string();
             let cause = error.inner();
+            let words = wording::of_json(&cause.to_string());
             if cause.is_syntax() || cause.is_eof() || path == "." {
-                return ApiError::invalid(format!("the request body is not a valid JSON object: {cause}"));
+                return ApiError::invalid(format!("the request body is not a valid JSON object: {words}"));
             }
-            ApiError::invalid_field(path.clone(), format!("{path}: {cause}"))
+            ApiError::invalid_field(path.clone(), format!("{path}: {words}"))
         })?;
         deserializer.end().map_err(|cause| {
             ApiError::invalid(format!("the request body is not one JSON object: {cause}"))

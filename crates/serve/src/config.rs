@@ -44,6 +44,10 @@ pub struct ServerConfig {
     pub allowed_origins: Vec<String>,
     /// Names this server answers to besides those of its own machine; `*` is every name.
     pub allowed_hosts: Vec<String>,
+    /// What a proxy puts before every path; empty for nothing.
+    pub root_path: String,
+    /// Tokens in log-probabilities are written as `token_id:ID` unless a request says otherwise.
+    pub tokens_as_ids: bool,
     /// Whether `/` shows the web console.
     pub console: bool,
     pub max_body_bytes: usize,
@@ -92,6 +96,8 @@ impl Default for ServerConfig {
             otlp_traces_endpoint: None,
             allowed_origins: Vec::new(),
             allowed_hosts: Vec::new(),
+            root_path: String::new(),
+            tokens_as_ids: false,
             console: true,
             max_body_bytes: 16 << 20,
             max_body_items: 1 << 18,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generation::{Generation, Job, Reading};
-use crate::params::{ApiFields, sampling_params};
+use crate::params::{ApiFields, sampling_params, truncate_prompt};
 use crate::prepare::{self, Conversation};
 use crate::state::{App, InFlight};
 use crate::structured::{self, Wish};
@@ -37,7 +37,8 @@ pub async fn start(
     let constraint = structured::apply(app, call.or(structured), &mut params).await?;
     conversation.options.skips_reasoning = params.structured_outputs.is_some();
     let options = app.speech.answer_options(&conversation.tools);
-    let prompt = prepare::blocking(app, move |app| prepare::chat_prompt(app, conversation)).await?;
+    let mut prompt = prepare::blocking(app, move |app| prepare::chat_prompt(app, conversation)).await?;
+    truncate_prompt(app, &fields, params.max_tokens, &mut prompt.token_ids)?;
     let job = Job {
         prompts: vec![prompt.token_ids],
         params,

@@ -1,7 +1,7 @@
 //! Which web pages may call this server from a browser. None, unless told otherwise.
 
 use axum::http::{HeaderValue, Method, header};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 pub fn layer(allowed_origins: &[String]) -> Option<CorsLayer> {
     if allowed_origins.is_empty() {
@@ -12,17 +12,13 @@ pub fn layer(allowed_origins: &[String]) -> Option<CorsLayer> {
     } else {
         AllowOrigin::list(allowed_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
-    let headers = [
-        header::AUTHORIZATION,
-        header::CONTENT_TYPE,
-        header::HeaderName::from_static("x-api-key"),
-        header::HeaderName::from_static("x-request-id"),
-    ];
     Some(
         CorsLayer::new()
             .allow_origin(origins)
-            .allow_methods([Method::GET, Method::POST, Method::OPTIONS])
-            .allow_headers(headers)
+            .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::OPTIONS])
+            // SDKs send headers of their own (x-stainless-*, anthropic-*, openai-*), more with every version; what a
+            // page may do here is decided by its origin and its key.
+            .allow_headers(AllowHeaders::mirror_request())
             .expose_headers([header::HeaderName::from_static("x-request-id"), header::RETRY_AFTER]),
     )
 }

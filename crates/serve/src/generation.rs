@@ -132,7 +132,7 @@ impl Generation {
                 prompt_token_ids: prompt_token_ids.clone(),
                 params: Arc::clone(&params),
                 // A grammar always ends, so that its end tokens are never ignored.
-                eos_token_ids: if params.ignore_eos && job.constraint.is_none() {
+                eos_token_ids: if params.ignore_eos && params.structured_outputs.is_none() {
                     Arc::from([])
                 } else {
                     Arc::clone(ends)
@@ -296,7 +296,16 @@ impl Part {
                 let cause = app.model.engine.pulse().stats().last_failure;
                 return Err(ApiError::internal(&cause.unwrap_or_else(|| "a step failed".to_owned())));
             }
+            let engine_goes_on = sequence.finish_reason.is_none();
             let update = choice.take(sequence, &self.params)?;
+            // A stop string is found here, not by the engine, which would go on to the request's end.
+            if engine_goes_on
+                && update.finish_reason.is_some()
+                && self.params.n > 1
+                && let Some(receiver) = &self.receiver
+            {
+                app.model.engine.abort_sequence(receiver.request_id(), index as u32)?;
+            }
             updates.push(Update { choice: first_choice + index, ..update });
         }
         Ok(())

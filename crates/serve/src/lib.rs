@@ -48,6 +48,7 @@ mod trace;
 mod turns;
 pub mod types;
 mod watchdog;
+mod wording;
 mod workers;
 
 pub use config::{ParserChoice, ServerConfig};

@@ -44,20 +44,27 @@ pub fn chat(positions: &[PositionLogprobs], top: usize, names: TokenNames<'_>) -
     ChatLogprobs { content: positions.iter().map(entry).collect() }
 }
 
-/// Appends tokens to the parallel lists. `offset` is where the next token begins in the text.
+/// Where the next token begins: characters of the text so far, and the text from there on.
+#[derive(Debug)]
+pub struct Place<'a> {
+    pub offset: &'a mut usize,
+    pub rest: &'a str,
+}
+
+/// Appends tokens to the parallel lists.
 pub fn extend_completion(
     lists: &mut CompletionLogprobs,
     positions: &[PositionLogprobs],
     top: usize,
-    offset: &mut usize,
+    place: &mut Place<'_>,
     names: TokenNames<'_>,
 ) {
     for position in positions {
-        push_token(lists, position.chosen.token_id, offset, names);
+        push_token(lists, position.chosen.token_id, place, names);
         lists.token_logprobs.push(Some(position.chosen.logprob.max(LEAST)));
         let alternatives = position.top.iter().take(top).chain(std::iter::once(&position.chosen));
         let alternatives = alternatives.map(|token| (names.name(token.token_id), token.logprob.max(LEAST)));
-        lists.top_logprobs.push((top > 0).then(|| alternatives.collect()));
+        lists.top_logprobs.push(Some(alternatives.collect()));
     }
 }
 
@@ -67,21 +74,29 @@ pub fn extend_echo(
     prompt: &[TokenId],
     positions: &[PositionLogprobs],
     top: usize,
-    offset: &mut usize,
+    place: &mut Place<'_>,
     names: TokenNames<'_>,
 ) {
     if let Some(&first) = prompt.first() {
-        push_token(lists, first, offset, names);
+        push_token(lists, first, place, names);
         lists.token_logprobs.push(None);
         lists.top_logprobs.push(None);
     }
-    extend_completion(lists, positions, top, offset, names);
+    extend_completion(lists, positions, top, place, names);
 }
 
-fn push_token(lists: &mut CompletionLogprobs, token: TokenId, offset: &mut usize, names: TokenNames<'_>) {
+fn push_token(lists: &mut CompletionLogprobs, token: TokenId, place: &mut Place<'_>, names: TokenNames<'_>) {
     lists.tokens.push(names.name(token));
-    lists.text_offset.push(*offset);
-    *offset += names.model.token_text(token).chars().count();
+    lists.text_offset.push(*place.offset);
+    let text = names.model.token_text(token);
+    let after = place.rest.strip_prefix(&*text);
+    // Special tokens are in the text only where somebody wrote them there.
+    let tokenizer = names.model.text.tokenizer.as_ref();
+    if after.is_none() && tokenizer.is_some_and(|tokenizer| tokenizer.is_special(token)) {
+        return;
+    }
+    place.rest = after.unwrap_or(place.rest);
+    *place.offset += text.chars().count();
 }
 
 /// vLLM's `prompt_logprobs`.

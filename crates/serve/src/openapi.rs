@@ -14,11 +14,11 @@ use crate::types::common::SamplingFields;
 use crate::types::completions::{CompletionChunk, CompletionFields, CompletionResponse};
 use crate::types::embeddings::{EmbeddingRequest, EmbeddingResponse};
 use crate::types::messages::{MessageError, MessageEvent, MessageFields, MessageResponse, TokenCount};
-use crate::types::responses::{DeletedResponse, ResponseEvent, ResponseFields, ResponseObject};
+use crate::types::responses::{DeletedResponse, InputItems, ResponseEvent, ResponseFields, ResponseObject};
 use crate::types::structured::StructuredFields;
 use crate::types::text::{
-    DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, TokenizeRequest, TokenizeResponse,
-    Version,
+    DetokenizeRequest, DetokenizeResponse, Load, ModelCard, ModelList, RouterLoad, TokenizeRequest,
+    TokenizeResponse, TokenizerInfo, Version,
 };
 
 /// The document, built once.
@@ -153,6 +153,9 @@ fn answer(route: &Route, schemas: &mut Schemas) -> Value {
         "/tokenize" => json(schemas.response::<TokenizeResponse>()),
         "/detokenize" => json(schemas.response::<DetokenizeResponse>()),
         "/load" => json(schemas.response::<Load>()),
+        "/get_load" => json(schemas.response::<RouterLoad>()),
+        "/tokenizer_info" => json(schemas.response::<TokenizerInfo>()),
+        "/v1/responses/{id}/input_items" => json(schemas.response::<InputItems>()),
         "/version" => json(schemas.response::<Version>()),
         "/openapi.json" => json!({"application/json": {"schema": {"type": "object"}}}),
         "/metrics" => json!({"text/plain": {"schema": {"type": "string"}}}),

@@ -1,6 +1,6 @@
 //! From the fields of a request to [`SamplingParams`]: the request's wish, else the model's, else the API's default.
 
-use baton_core::{BeamParams, SamplingParams, TokenId};
+use baton_core::{BeamParams, SamplingParams, TokenFilter, TokenId};
 
 use crate::error::ApiError;
 use crate::state::App;
@@ -12,6 +12,9 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_BIASES: usize = 1024;
 /// Every sampled token is compared with all of them, on the engine's thread.
 const MAX_STOP_TOKENS: usize = 1024;
+/// Every one is compared with the last tokens at each step.
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_BYTES: usize = 256;
 pub const MAX_SALT_BYTES: usize = 1024;
 
 /// What the APIs name differently.
@@ -34,7 +37,7 @@ pub struct Show {
 }
 
 impl Show {
-    pub fn new(fields: &SamplingFields) -> Result<Self, ApiError> {
+    pub fn new(app: &App, fields: &SamplingFields) -> Result<Self, ApiError> {
         let stream = fields.stream.unwrap_or(false);
         if !stream && fields.stream_options.is_some() {
             let message = "stream_options is only for streams: set stream to true or leave it out";
@@ -47,7 +50,7 @@ impl Show {
             continuous_usage: options.include_usage.unwrap_or(false)
                 && options.continuous_usage_stats.unwrap_or(false),
             token_ids: fields.return_token_ids.unwrap_or(false),
-            tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
+            tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(app.config.tokens_as_ids),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
         })
     }
@@ -96,7 +99,7 @@ pub fn sampling_params(
         top_k,
         top_p: fields.top_p.unwrap_or(defaults.top_p),
         min_p: fields.min_p.unwrap_or(defaults.min_p),
-        repetition_penalty: fields.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+        repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.presence_penalty.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.frequency_penalty.unwrap_or(defaults.frequency_penalty),
         logit_bias: logit_bias(fields)?,
@@ -115,6 +118,7 @@ pub fn sampling_params(
         beam,
         // Read and compiled apart, by `structured`.
         structured_outputs: None,
+        token_filter: token_filter(app, fields)?,
         pooling: false,
     };
     params.validate(app.model.vocab_size as u32)?;
@@ -128,6 +132,72 @@ pub fn sampling_params(
         return Err(ApiError::invalid_field(param, message));
     }
     Ok(params)
+}
+
+/// Under its two names.
+fn repetition_penalty(fields: &SamplingFields) -> Result<Option<f32>, ApiError> {
+    if let (Some(one), Some(other)) = (fields.repetition_penalty, fields.repeat_penalty)
+        && one != other
+    {
+        let message = "repeat_penalty and repetition_penalty are the same: give one of them";
+        return Err(ApiError::invalid_field("repeat_penalty", message));
+    }
+    let penalty = fields.repetition_penalty.or(fields.repeat_penalty);
+    let penalises = penalty.is_some_and(|penalty| penalty != 1.0);
+    if penalises && fields.repeat_last_n.is_some_and(|last| last != -1) {
+        let message = "repeat_last_n: the penalty looks at all tokens: set it to -1 or leave it out";
+        return Err(ApiError::invalid_field("repeat_last_n", message));
+    }
+    Ok(penalty)
+}
+
+/// `allowed_token_ids` and `bad_words`. A word is banned at the beginning of a text and after a space.
+fn token_filter(app: &App, fields: &SamplingFields) -> Result<Option<TokenFilter>, ApiError> {
+    let words = fields.bad_words.as_deref().unwrap_or_default();
+    if words.is_empty() && fields.allowed_token_ids.is_none() {
+        return Ok(None);
+    }
+    if words.len() > MAX_BAD_WORDS
+        || words.iter().any(|word| word.trim().is_empty() || word.len() > MAX_BAD_WORD_BYTES)
+    {
+        let message = format!("bad_words may hold {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_BYTES} bytes");
+        return Err(ApiError::invalid_field("bad_words", message));
+    }
+    let mut banned: Vec<Vec<TokenId>> = Vec::new();
+    for word in words {
+        let Some(tokenizer) = &app.model.text.tokenizer else {
+            return Err(ApiError::invalid_field("bad_words", "bad_words: this model has no tokenizer"));
+        };
+        for text in [word.clone(), format!(" {}", word.trim_start())] {
+            let tokens = tokenizer.encode(&text, false)?;
+            if !tokens.is_empty() && !banned.contains(&tokens) {
+                banned.push(tokens);
+            }
+        }
+    }
+    Ok(Some(TokenFilter { allowed: fields.allowed_token_ids.clone(), banned }))
+}
+
+/// Keeps the end of a prompt, as `truncate_prompt_tokens` asks.
+pub fn truncate_prompt(
+    app: &App,
+    fields: &SamplingFields,
+    max_tokens: Option<u32>,
+    tokens: &mut Vec<TokenId>,
+) -> Result<(), ApiError> {
+    let limit = app.model.max_model_len;
+    let most = match fields.truncate_prompt_tokens {
+        None => return Ok(()),
+        Some(-1) => limit.saturating_sub(max_tokens.unwrap_or(1) as usize).max(1),
+        Some(most) => {
+            usize::try_from(most).ok().filter(|most| (1..=limit).contains(most)).ok_or_else(|| {
+                let message = format!("truncate_prompt_tokens must be -1 or in 1 to {limit}, got {most}");
+                ApiError::invalid_field("truncate_prompt_tokens", message)
+            })?
+        }
+    };
+    tokens.drain(..tokens.len().saturating_sub(most));
+    Ok(())
 }
 
 fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {

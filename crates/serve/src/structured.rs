@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use baton_core::{Constraint, SamplingParams, StructuredOutput};
+use baton_grammar::{FilteredConstraint, close_objects, closed_schema};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -23,12 +24,21 @@ pub async fn apply(
     wish: Option<Wish>,
     params: &mut SamplingParams,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
-    let Some((field, shape)) = wish else { return Ok(None) };
-    params.structured_outputs = Some(shape.clone());
-    params
-        .validate(app.model.vocab_size as u32)
-        .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
-    compile(app, field, shape).await.map(Some)
+    let mut constraint = None;
+    if let Some((field, shape)) = wish {
+        params.structured_outputs = Some(shape.clone());
+        params
+            .validate(app.model.vocab_size as u32)
+            .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
+        constraint = Some(compile(app, field, shape).await?);
+    }
+    if let Some(filter) = params.token_filter.clone() {
+        let ends = &app.model.text.eos_token_ids;
+        let ends = if params.ignore_eos { &[] } else { &ends[..] };
+        let filtered = FilteredConstraint::new(filter, constraint, app.model.vocab_size, ends);
+        constraint = Some(Arc::new(filtered) as Arc<dyn Constraint>);
+    }
+    Ok(constraint)
 }
 
 async fn compile(app: &App, field: &str, shape: StructuredOutput) -> Result<Arc<dyn Constraint>, ApiError> {
@@ -62,6 +72,10 @@ pub fn wish(fields: StructuredFields) -> Result<Option<Wish>, ApiError> {
         ("guided_regex", fields.guided_regex.map(StructuredOutput::Regex)),
         ("guided_choice", fields.guided_choice.map(StructuredOutput::Choice)),
         ("guided_grammar", fields.guided_grammar.map(StructuredOutput::Grammar)),
+        ("grammar", text(fields.grammar).map(StructuredOutput::Grammar)),
+        ("json_schema", given(fields.json_schema).filter(asks_for_shape).map(json)),
+        ("regex", text(fields.regex).map(StructuredOutput::Regex)),
+        ("ebnf", text(fields.ebnf).map(StructuredOutput::Grammar)),
     ];
     for (field, shape) in asked {
         let Some(shape) = shape else { continue };
@@ -77,9 +91,9 @@ pub fn wish(fields: StructuredFields) -> Result<Option<Wish>, ApiError> {
 fn response_format(format: ResponseFormat) -> Result<Option<StructuredOutput>, ApiError> {
     match format.kind.as_str() {
         "text" => Ok(None),
-        "json_object" => Ok(Some(StructuredOutput::JsonObject)),
+        "json_object" => Ok(Some(given(format.schema).map_or(StructuredOutput::JsonObject, json))),
         "json_schema" => {
-            let schema = format.json_schema.and_then(|named| given(named.schema));
+            let schema = format.json_schema.and_then(|named| given(named.schema)).or(given(format.schema));
             let param = "response_format.json_schema.schema";
             let missing = || ApiError::invalid_field(param, format!("{param} is missing"));
             Ok(Some(json(schema.ok_or_else(missing)?)))
@@ -119,11 +133,20 @@ fn given(value: Option<Value>) -> Option<Value> {
     value.filter(|value| !value.is_null())
 }
 
-/// A schema may come as an object or as its text.
-fn json(schema: Value) -> StructuredOutput {
+/// Clients of other servers send empty texts and empty schemas for nothing.
+fn text(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty())
+}
+
+fn asks_for_shape(schema: &Value) -> bool {
+    schema.as_object().is_none_or(|schema| !schema.is_empty())
+}
+
+/// A schema may come as an object or as its text. Its objects have the keys that it lists and no others.
+pub fn json(schema: Value) -> StructuredOutput {
     StructuredOutput::Json(match schema {
-        Value::String(text) => text,
-        other => other.to_string(),
+        Value::String(text) => closed_schema(&text),
+        other => close_objects(other).to_string(),
     })
 }
 
@@ -160,6 +183,15 @@ mod tests {
             (json!({"guided_regex": "a", "response_format": {"type": "text"}}), Regex("a".into())),
             (json!({"guided_choice": ["a", "b"]}), Choice(vec!["a".into(), "b".into()])),
             (json!({"guided_grammar": "g"}), Grammar("g".into())),
+            (json!({"grammar": "root ::= \"a\"", "json_schema": {}}), Grammar("root ::= \"a\"".into())),
+            (json!({"json_schema": schema, "grammar": ""}), Json(text())),
+            (json!({"regex": "a"}), Regex("a".into())),
+            (json!({"ebnf": "root ::= x"}), Grammar("root ::= x".into())),
+            (json!({"response_format": {"type": "json_object", "schema": schema}}), Json(text())),
+            (
+                json!({"guided_json": {"properties": {"a": {}}}}),
+                Json(r#"{"properties":{"a":{}},"additionalProperties":false}"#.into()),
+            ),
         ] {
             assert_eq!(wished(fields.clone()).expect("understood").expect("asked").1, expected, "{fields}");
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::StructuredOutput;
+use baton_grammar::close_objects;
 use baton_text::{CallMode, ToolFormat};
 use serde_json::{Map, Value, json};
 
@@ -11,6 +12,8 @@ use crate::types::tools::{ChatTool, ChatToolChoice, Function};
 
 const MAX_TOOLS: usize = 512;
 const MAX_NAME_BYTES: usize = 128;
+/// Calls in an answer that must be calls. A model that may go on calling often does not stop by itself.
+const MAX_REQUIRED_CALLS: usize = 8;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
@@ -78,7 +81,9 @@ impl ToolUse {
             _ => {}
         }
         let functions = described.into_iter().map(|described| described.function).collect();
-        Ok(Self { functions, names: names.into(), choice, parallel: parallel.unwrap_or(true) })
+        // A choice among several functions may be several calls; of one function it is one, unless asked for more.
+        let single = choice == ToolChoice::Required && names.len() == 1;
+        Ok(Self { functions, names: names.into(), choice, parallel: parallel.unwrap_or(!single) })
     }
 
     /// Reads the fields of `/v1/chat/completions`.
@@ -92,12 +97,17 @@ impl ToolUse {
             Ok(Described { path: format!("tools[{index}].function"), function: tool.function })
         };
         let described = tools.unwrap_or_default().into_iter().enumerate().map(describe);
+        let mut described: Vec<Described> = described.collect::<Result<_, ApiError>>()?;
         let choice = match choice {
             None => ToolChoice::default(),
             Some(ChatToolChoice::Mode(mode)) => mode_of(&mode)?,
             Some(ChatToolChoice::Named { function, .. }) => ToolChoice::Named(function.name),
+            Some(ChatToolChoice::Allowed { allowed_tools, .. }) => {
+                keep_allowed(&mut described, &allowed_tools.tools)?;
+                mode_of(&allowed_tools.mode)?
+            }
         };
-        Self::new(described.collect::<Result<_, ApiError>>()?, choice, parallel)
+        Self::new(described, choice, parallel)
     }
 
     /// There are functions, and the model may call them.
@@ -137,7 +147,7 @@ impl ToolUse {
             ToolChoice::Required => self.list_schema()?,
             ToolChoice::Auto | ToolChoice::None => return Ok(None),
         };
-        Ok(Some(StructuredOutput::Json(schema.to_string())))
+        Ok(Some(StructuredOutput::Json(close_objects(schema).to_string())))
     }
 
     /// A list of calls. Definitions within a function's schema move to the top, where their references point.
@@ -164,10 +174,8 @@ impl ToolUse {
                 "additionalProperties": false,
             }));
         }
-        let mut schema = json!({"type": "array", "minItems": 1, "items": {"anyOf": calls}});
-        if !self.parallel {
-            schema["maxItems"] = json!(1);
-        }
+        let most = if self.parallel { MAX_REQUIRED_CALLS } else { 1 };
+        let mut schema = json!({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}});
         for (key, value) in definitions {
             schema[key] = value;
         }
@@ -192,6 +200,21 @@ pub fn check_type(path: &str, kind: &str) -> Result<(), ApiError> {
     let message =
         format!("{path}.type must be \"function\", got {kind:?}: this server runs no tools of its own");
     Err(ApiError::invalid_field(format!("{path}.type"), message))
+}
+
+/// Leaves only the functions that `allowed_tools` names; the others are as if they were not there.
+pub fn keep_allowed(described: &mut Vec<Described>, allowed: &[Map<String, Value>]) -> Result<(), ApiError> {
+    let name_of = |tool: &Map<String, Value>| {
+        let function = tool.get("function").and_then(|function| function.get("name"));
+        function.or(tool.get("name")).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let names: Vec<String> = allowed.iter().map(name_of).collect();
+    if let Some(name) = names.iter().find(|name| described.iter().all(|tool| tool.function.name != **name)) {
+        let message = format!("tool_choice allows {name:?}, which is not among the tools");
+        return Err(ApiError::invalid_field("tool_choice", message));
+    }
+    described.retain(|tool| names.contains(&tool.function.name));
+    Ok(())
 }
 
 pub fn mode_of(mode: &str) -> Result<ToolChoice, ApiError> {
@@ -229,8 +252,12 @@ mod tests {
         let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
         let tools = vec![function("f", parameters.clone()), function("g", json!({}))];
         let named = |name: &str| ToolUse::new(tools.clone(), ToolChoice::Named(name.to_owned()), None);
-        assert_eq!(schema(&named("f").unwrap()), parameters);
-        assert_eq!(schema(&named("g").unwrap()), json!({"type": "object", "properties": {}}));
+        let closed = |mut schema: Value| {
+            schema["additionalProperties"] = json!(false);
+            schema
+        };
+        assert_eq!(schema(&named("f").unwrap()), closed(parameters));
+        assert_eq!(schema(&named("g").unwrap()), closed(json!({"type": "object", "properties": {}})));
         assert!(named("h").is_err());
     }
 
@@ -247,11 +274,23 @@ mod tests {
         assert_eq!(first["name"]["const"], "f");
         assert_eq!(
             first["parameters"],
-            json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}})
+            json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "additionalProperties": false})
         );
         let other = function("h", json!({"$defs": {"A": {"type": "null"}}}));
         let conflict = ToolUse::new([tools, vec![other]].concat(), ToolChoice::Required, None).unwrap();
         assert!(conflict.structured_output().is_err());
+    }
+
+    #[test]
+    fn required_calls_come_to_an_end() {
+        let most = |count: usize, parallel: Option<bool>| {
+            let tools = (0..count).map(|index| function(&format!("f{index}"), json!({}))).collect();
+            schema(&ToolUse::new(tools, ToolChoice::Required, parallel).unwrap())["maxItems"].clone()
+        };
+        assert_eq!(most(1, None), 1);
+        assert_eq!(most(1, Some(true)), MAX_REQUIRED_CALLS);
+        assert_eq!(most(2, None), MAX_REQUIRED_CALLS);
+        assert_eq!(most(2, Some(false)), 1);
     }
 
     #[test]

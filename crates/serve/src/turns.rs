@@ -22,6 +22,7 @@ pub fn for_template(
 ) -> Result<Vec<Value>, ApiError> {
     let mut turns: Vec<Map<String, Value>> = Vec::with_capacity(messages.len() + 1);
     for (index, message) in messages.into_iter().enumerate() {
+        check_role(index, &message)?;
         let mut message = flatten(index, message)?;
         check_calls(index, &mut message)?;
         let shows_calls = abilities.tools && abilities.tool_calls.is_some();
@@ -55,6 +56,19 @@ pub fn for_template(
         tell_of_tools(&mut turns, &instruction(tools), abilities);
     }
     Ok(turns.into_iter().map(Value::Object).collect())
+}
+
+/// Templates write any role that they are given into the prompt.
+fn check_role(index: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
+    let known = ["system", "developer", "user", "assistant", "tool", "function"];
+    let role = message.get("role").and_then(Value::as_str);
+    if role.is_some_and(|role| known.contains(&role)) {
+        return Ok(());
+    }
+    let param = format!("messages[{index}].role");
+    let got = message.get("role").map_or_else(|| "nothing".to_owned(), Value::to_string);
+    let message = format!("{param} must be system, developer, user, assistant or tool, got {got}");
+    Err(ApiError::invalid_field(param, message))
 }
 
 pub(crate) fn turn(role: &str, content: String) -> Map<String, Value> {

@@ -314,7 +314,7 @@ async fn wrong_fields_of_responses_are_named() {
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
         (json!({"conversation": "x"}), "conversation"),
-        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"truncation": "sometimes"}), "truncation"),
         (json!({"n": 2}), "n"),
     ] {
         let answer = client.post(RESPONSES, &response(more.clone())).await;

@@ -66,7 +66,7 @@ async fn every_wrong_field_is_named() {
         (json!({"messages": message, "guided_json": "{"}), "guided_json", "not JSON"),
         (json!({"messages": message, "guided_regex": "("}), "guided_regex", "cannot be used"),
         (json!({"messages": message, "guided_choice": []}), "guided_choice", "1 to"),
-        (json!({"messages": message, "guided_grammar": "root ::= \"a\""}), "guided_grammar", "Lark"),
+        (json!({"messages": message, "guided_grammar": "root ::= nothing"}), "guided_grammar", "not defined"),
         (
             json!({"messages": message, "guided_regex": "a", "use_beam_search": true, "n": 2}),
             "guided_regex",

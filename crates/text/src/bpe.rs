@@ -183,7 +183,11 @@ impl Bpe {
             num_tokens,
             extra_texts: table.extra_texts,
             byte_tokens,
-            unknown: vocab.unknown_token_id,
+            // A byte-level vocabulary writes every text; one that lacks a byte leaves it out, as llama.cpp does. Files
+            // name all sorts of tokens as the unknown one, which must never come out of plain text.
+            unknown: vocab.unknown_token_id.filter(|&id| {
+                first_symbols == FirstSymbols::Characters && kinds[id as usize] == TokenKind::Unknown
+            }),
             whole_pieces,
             ignore_merges: ignore_merges || first_symbols == FirstSymbols::Characters,
             whole_piece_state: vocab.tokens.iter().map(|_| AtomicU8::new(UNTRIED)).collect(),
@@ -298,8 +302,8 @@ impl Bpe {
         }
     }
 
-    /// A symbol that is no token falls back to its bytes; a byte that is no token to the unknown token, and where
-    /// the vocabulary has none it is left out.
+    /// A symbol that is no token falls back to its bytes; a byte that is no token is left out, or where a
+    /// SentencePiece-like vocabulary has a token for what is unknown, becomes that.
     fn emit(&self, id: u32, out: &mut Vec<TokenId>) {
         if id < self.num_tokens {
             out.push(id);

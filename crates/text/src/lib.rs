@@ -32,6 +32,7 @@ mod answer;
 mod bpe;
 mod bytes;
 mod contain;
+mod encoder_vocab;
 mod error;
 mod hf;
 mod incremental;

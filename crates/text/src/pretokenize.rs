@@ -4,8 +4,8 @@
 //! one before it left, and what lies between two matches is a piece of its own. The expressions are those of the
 //! models' own tokenizer.json files, but for one thing: where those say `\s+(?!\S)|\s+` (white space, but for the last
 //! one before a word), ours say `\s+` and [`Expression`] gives the last one back. Without look-ahead the expressions
-//! run as automata, in linear time and several times faster. Rules whose expressions need quadratic time on long runs of digits (tiny_aya,
-//! superbpe) or are not expressions at all (kimi-k2, afmoe) are left out on purpose.
+//! run as automata, in linear time and several times faster. Groups of three digits counted from the right, which the
+//! models' files write with look-ahead and in quadratic time, are counted by hand ([`Step::Digits`]).
 
 use fancy_regex::{Regex, RegexBuilder};
 
@@ -97,6 +97,38 @@ const FALCON_PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 const DEFAULT_PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|]+";
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 
+const SPARK: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+    r"| ?[\p{P}\p{S}]+|[\r\n]|\s+"
+);
+/// Runs of white space are cut into powers of two, the last space before a word left to the word.
+const JAIS2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)",
+    r"|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+);
+const EXAONE_MOE: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+"
+);
+const CHAMELEON: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// GPT-4o's, with Chinese characters apart.
+const KIMI_K2: &str = concat!(
+    r"\p{Han}+",
+    r"|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+);
+const AFMOE_SCRIPTS: &str = concat!(
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}",
+    r"\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}",
+    r"\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+",
+);
+/// Stands for groups of three digits from the right, in place of an expression.
+const DIGITS: &str = "digits in threes";
+/// The same, where no letter follows the number.
+const DIGITS_OF_NUMBERS: &str = "digits in threes of whole numbers";
+
 /// What a name of `tokenizer.ggml.pre` stands for.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
@@ -149,6 +181,24 @@ fn rule(name: &str) -> Option<Rule> {
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => {
             Rule::plain(&[r"\p{N}{1,3}", CJK, DEEPSEEK3])
         }
+        "spark2_5" => Rule::plain(&[r"\p{N}{1,3}", CJK, SPARK, r"\p{N}"]),
+        "jais-2" => Rule::plain(&[JAIS2]),
+        "exaone-moe" => Rule::plain(&[EXAONE_MOE]),
+        "chameleon" => Rule {
+            add_bos: true,
+            ..Rule::plain(&[
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                CHAMELEON,
+            ])
+        },
+        "tiny_aya" | "cohere2moe" => Rule::plain(&[DIGITS_OF_NUMBERS, GPT4O]),
+        "superbpe" => Rule::plain(&[r"\p{N}+", DIGITS]),
+        "kimi-k2" => Rule::plain(&[KIMI_K2]),
+        "afmoe" => Rule::plain(&[DIGITS, AFMOE_SCRIPTS, DEEPSEEK3]),
         "poro-chat" | "bloom" | "gpt3-finnish" => Rule::plain(&[BLOOM]),
         "viking" => Rule::plain(&[BLOOM, r"\p{N}"]),
         _ => return None,
@@ -198,10 +248,58 @@ impl Expression {
     }
 }
 
+/// One step of a rule.
+#[derive(Debug)]
+enum Step {
+    Expression(Expression),
+    /// Groups of three digits, counted from the right; the first one has what is left over.
+    Digits {
+        runs: Regex,
+        /// Only where neither a letter nor an underscore follows.
+        of_numbers: bool,
+    },
+}
+
+impl Step {
+    fn compile(pattern: &str) -> Result<Self, TextError> {
+        if pattern != DIGITS && pattern != DIGITS_OF_NUMBERS {
+            return Expression::compile(pattern).map(Self::Expression);
+        }
+        let runs =
+            Regex::new(r"\d+").map_err(|error| TextError::Encode(format!("splitting rule: {error}")))?;
+        Ok(Self::Digits { runs, of_numbers: pattern == DIGITS_OF_NUMBERS })
+    }
+
+    fn find(&self, text: &str, position: usize) -> Result<Option<(usize, usize)>, TextError> {
+        let (runs, of_numbers) = match self {
+            Self::Expression(expression) => return expression.find(text, position),
+            Self::Digits { runs, of_numbers } => (runs, *of_numbers),
+        };
+        let mut position = position;
+        loop {
+            let found = runs.find_from_pos(text, position);
+            let Some(run) = found.map_err(|error| TextError::Encode(error.to_string()))? else {
+                return Ok(None);
+            };
+            let is_word = |next: char| next.is_alphanumeric() || next == '_';
+            if of_numbers && text[run.end()..].starts_with(is_word) {
+                position = run.end();
+                continue;
+            }
+            let first = match run.as_str().chars().count() % 3 {
+                0 => 3,
+                rest => rest,
+            };
+            let length: usize = run.as_str().chars().take(first).map(char::len_utf8).sum();
+            return Ok(Some((run.start(), run.start() + length)));
+        }
+    }
+}
+
 /// A splitting rule, compiled.
 #[derive(Debug)]
 pub(crate) struct PreTokenizer {
-    expressions: Vec<Expression>,
+    expressions: Vec<Step>,
     pub(crate) ignore_merges: bool,
     pub(crate) add_bos: bool,
 }
@@ -217,9 +315,13 @@ impl PreTokenizer {
         Self::compile(&[r"[^\n]+|[\n]+"], false, false)
     }
 
+    /// What lies between white space.
+    pub(crate) fn words() -> Result<Self, TextError> {
+        Self::compile(&[r"\S+"], false, false)
+    }
+
     fn compile(patterns: &[&str], ignore_merges: bool, add_bos: bool) -> Result<Self, TextError> {
-        let expressions =
-            patterns.iter().map(|pattern| Expression::compile(pattern)).collect::<Result<_, _>>()?;
+        let expressions = patterns.iter().map(|pattern| Step::compile(pattern)).collect::<Result<_, _>>()?;
         Ok(Self { expressions, ignore_merges, add_bos })
     }
 
@@ -260,7 +362,16 @@ mod tests {
 
     use super::*;
 
-    const NAMES: [&str; 25] = [
+    const NAMES: [&str; 34] = [
+        "spark2_5",
+        "jais-2",
+        "exaone-moe",
+        "chameleon",
+        "tiny_aya",
+        "cohere2moe",
+        "superbpe",
+        "kimi-k2",
+        "afmoe",
         "default",
         "gpt-2",
         "starcoder",
@@ -306,6 +417,14 @@ mod tests {
         check("gpt-4o", "camelCase HTTPServer's", &["camel", "Case", " HTTPServer's"]);
         check("tekken", "camelCase 12", &["camel", "Case", " ", "1", "2"]);
         check("falcon", "a1234?!", &["a", "123", "4", "?!"]);
+        check("kimi-k2", "日本語abc DEFghi12345's", &["日本語", "abc", " DEFghi", "123", "45", "'s"]);
+        check("superbpe", "a 1234567b 12", &["a ", "1", "234", "567", "b ", "12"]);
+        check("afmoe", "x1234 12", &["x", "1", "234", " ", "12"]);
+        check("tiny_aya", "1234 1234x", &["1", "234", " ", "123", "4", "x"]);
+        check("exaone-moe", "a b  c1", &["a b", " ", " c", "1"]);
+        check("jais-2", "a      b", &["a", "    ", " ", " b"]);
+        check("spark2_5", "a.b 1234\n\nx", &["a", ".b", " ", "1", "2", "3", "4", "\n", "\n", "x"]);
+        check("chameleon", "a12  b!", &["a", "1", "2", "  ", "b", "!"]);
         check("deepseek-v3", "日本a 1234", &["日本", "a", " ", "123", "4"]);
     }
 

@@ -5,13 +5,14 @@
 //! is built and is shared between threads.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use baton_core::TokenId;
 
 use crate::TextError;
 use crate::bpe::{Bpe, BpeScratch, FirstSymbols};
+use crate::encoder_vocab;
 use crate::hf::{HfConfig, HfDecoding, HfTokenizer};
 use crate::incremental::decode_bytes_lossy;
 use crate::pretokenize::PreTokenizer;
@@ -42,6 +43,8 @@ struct GgufTokenizer {
     special: SpecialMatcher,
     /// User-defined tokens only: they are tokens even where special ones are taken as text.
     user_defined: SpecialMatcher,
+    /// Tokens after which white space is no text.
+    strips_after: HashSet<TokenId>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -100,6 +103,9 @@ impl Tokenizer {
     /// Builds a tokenizer from a GGUF file's metadata.
     pub fn from_gguf(mut vocab: GgufVocab) -> Result<Self, TextError> {
         let kinds = vocab.validate()?;
+        if encoder_vocab::is_encoder(&vocab.model) {
+            return Self::from_encoder_vocab(vocab, &kinds);
+        }
         let ids = Arc::new(vocab.ids_by_text());
         let (model, style, add_bos) = Self::gguf_model(&vocab, &kinds, &ids)?;
         let pieces = Pieces::from_gguf(&vocab, &kinds, style)?;
@@ -122,6 +128,7 @@ impl Tokenizer {
             model,
             special,
             user_defined,
+            strips_after: strips_after(&vocab, &kinds),
             add_bos: vocab.add_bos.unwrap_or(add_bos),
             add_eos: vocab.add_eos.unwrap_or(false),
             ids,
@@ -138,6 +145,17 @@ impl Tokenizer {
         })
     }
 
+    /// WordPiece and Unigram are the library's, whatever file they come in.
+    fn from_encoder_vocab(vocab: GgufVocab, kinds: &[TokenKind]) -> Result<Self, TextError> {
+        let json = encoder_vocab::tokenizer_json(&vocab, kinds);
+        let mut tokenizer = Self::from_hf(json.to_string().as_bytes(), None)?;
+        (tokenizer.bos, tokenizer.eos) = (vocab.bos_token_id, vocab.eos_token_id);
+        tokenizer.end_tokens.extend(vocab.eos_token_id);
+        tokenizer.end_tokens = without_repeats(tokenizer.end_tokens);
+        tokenizer.chat_template = vocab.chat_template;
+        Ok(tokenizer)
+    }
+
     /// The model, how its tokens are written, and whether BOS is added where the file does not say.
     fn gguf_model(
         vocab: &GgufVocab,
@@ -145,6 +163,25 @@ impl Tokenizer {
         ids: &Arc<HashMap<Box<str>, TokenId>>,
     ) -> Result<(GgufModel, PieceStyle, bool), TextError> {
         match vocab.model.as_str() {
+            // SentencePiece's pieces under the name of a byte-level model: spaces are written as `▁`.
+            "gpt2"
+                if matches!(
+                    vocab.pre.as_deref(),
+                    Some("gemma4" | "granite-embed-multi-311m" | "sarvam-moe")
+                ) =>
+            {
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Characters, false)?;
+                let pre_tokenizer = PreTokenizer::lines()?;
+                let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: true };
+                Ok((model, PieceStyle::SentencePiece, false))
+            }
+            // Words between white space, in characters.
+            "gpt2" if vocab.pre.as_deref() == Some("whitespace") => {
+                let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Characters, false)?;
+                let pre_tokenizer = PreTokenizer::words()?;
+                let model = GgufModel::Bpe { bpe: Box::new(bpe), pre_tokenizer, escape_spaces: false };
+                Ok((model, PieceStyle::SentencePiece, false))
+            }
             "gpt2" => {
                 let pre_tokenizer = PreTokenizer::from_name(vocab.pre.as_deref().unwrap_or("default"))?;
                 let bpe = Bpe::new(vocab, kinds, ids, FirstSymbols::Bytes, pre_tokenizer.ignore_merges)?;
@@ -322,6 +359,20 @@ impl Tokenizer {
     }
 }
 
+/// Phi-3 drops white space after its special tokens, but for those that its tokenizer had before it was made one for
+/// chats. GGUF files do not carry that property of a token: llama.cpp goes by the model's name, and so must we.
+fn strips_after(vocab: &GgufVocab, kinds: &[TokenKind]) -> HashSet<TokenId> {
+    let name = vocab.name.as_deref().unwrap_or_default().to_ascii_lowercase();
+    if !name.contains("phi-3") && !name.contains("phi3") {
+        return HashSet::new();
+    }
+    let is_marker = |id: usize| {
+        matches!(kinds[id], TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined)
+            && !["<unk>", "<s>", "<|endoftext|>"].contains(&vocab.tokens[id].as_str())
+    };
+    (0..vocab.tokens.len()).filter(|&id| is_marker(id)).map(|id| id as TokenId).collect()
+}
+
 fn without_repeats(ids: Vec<TokenId>) -> Vec<TokenId> {
     let mut unique = Vec::with_capacity(ids.len());
     for id in ids {
@@ -337,15 +388,23 @@ impl GgufTokenizer {
         let matcher = if parse_special { &self.special } else { &self.user_defined };
         let mut scratch = BpeScratch::default();
         let mut after_special = true;
+        let mut strips = false;
         matcher.split(text, |fragment| {
             let fragment = match fragment {
                 Fragment::Token(id) => {
                     out.push(id);
                     after_special = true;
+                    strips = self.strips_after.contains(&id);
                     return Ok(());
+                }
+                Fragment::Text(fragment) if std::mem::replace(&mut strips, false) => {
+                    fragment.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r'])
                 }
                 Fragment::Text(fragment) => fragment,
             };
+            if fragment.is_empty() {
+                return Ok(());
+            }
             let begins_text = std::mem::replace(&mut after_special, false);
             match &self.model {
                 GgufModel::SentencePiece { model, add_space_prefix } => {
@@ -373,4 +432,41 @@ impl GgufTokenizer {
 
 fn push_escaped(text: &str, out: &mut String) {
     out.extend(text.chars().map(|character| if character == ' ' { '\u{2581}' } else { character }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vocab(tokens: &[(&str, i32)]) -> GgufVocab {
+        GgufVocab {
+            model: "gpt2".to_owned(),
+            pre: Some("gpt-2".to_owned()),
+            tokens: tokens.iter().map(|(text, _)| (*text).to_owned()).collect(),
+            token_types: tokens.iter().map(|&(_, kind)| kind).collect(),
+            ..GgufVocab::default()
+        }
+    }
+
+    /// SmolLM2's file names `<|endoftext|>` as the unknown token and has no token for some control characters.
+    #[test]
+    fn a_byte_without_a_token_is_left_out() {
+        let mut vocab = vocab(&[("<|endoftext|>", 3), ("a", 1), ("b", 1)]);
+        vocab.unknown_token_id = Some(0);
+        let tokenizer = Tokenizer::from_gguf(vocab).expect("a vocabulary");
+        assert_eq!(tokenizer.encode("a\u{6}b", false).expect("encodes"), [1, 2]);
+        assert!(tokenizer.encode("é", false).expect("encodes").is_empty());
+    }
+
+    #[test]
+    fn phi_3_drops_white_space_after_its_marks() {
+        let tokens = [("<s>", 3), ("<|user|>", 3), ("a", 1), ("\u{120}", 1), ("\u{10A}", 1), ("<|end|>", 3)];
+        let encode = |name: &str, text: &str| {
+            let vocab = GgufVocab { name: Some(name.to_owned()), ..vocab(&tokens) };
+            Tokenizer::from_gguf(vocab).expect("a vocabulary").encode(text, false).expect("encodes")
+        };
+        let text = "<s> a<|user|>\n a<|end|>\n<|end|> ";
+        assert_eq!(encode("Phi-3 mini", text), [0, 3, 2, 1, 2, 5, 5]);
+        assert_eq!(encode("Other", text), [0, 3, 2, 1, 4, 3, 2, 5, 4, 5, 3]);
+    }
 }

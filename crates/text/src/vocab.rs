@@ -16,6 +16,8 @@ pub(crate) const MAX_VOCAB_SIZE: usize = 4 << 20;
 /// What `tokenizer.*` metadata of a GGUF file says. Absent keys stay `None` or empty.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocab {
+    /// `general.name`: Phi-3's tokenizer differs from others of its kind, and only the name says that it is one.
+    pub name: Option<String>,
     /// `tokenizer.ggml.model`: `gpt2`, `llama` or `gemma4`.
     pub model: String,
     /// `tokenizer.ggml.pre`: the splitting rules of byte-level BPE.
@@ -36,6 +38,8 @@ pub struct GgufVocab {
     pub eom_token_id: Option<TokenId>,
     pub unknown_token_id: Option<TokenId>,
     pub padding_token_id: Option<TokenId>,
+    /// `tokenizer.ggml.precompiled_charsmap`: how Unigram vocabularies normalise a text.
+    pub precompiled_charsmap: Vec<u8>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.

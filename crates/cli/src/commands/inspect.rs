@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
 use crate::model_path;
+use crate::session::{unsupported_dtypes, unsupported_warning};
 use crate::size::{grouped, show};
 use crate::table::{Align, Table};
 
@@ -46,6 +47,8 @@ struct Inspection {
     /// 0 where there is a configuration only.
     weight_bytes: u64,
     dtypes: BTreeMap<String, DtypeShare>,
+    /// Those of them that no backend computes with: the file cannot run.
+    unsupported_dtypes: Vec<String>,
     config: ConfigReport,
     tokenizer: Option<TokenizerReport>,
     chat_template: bool,
@@ -122,6 +125,7 @@ impl Inspection {
             num_tensors: source.num_tensors,
             weight_bytes: source.total_bytes,
             dtypes,
+            unsupported_dtypes: unsupported_dtypes(files),
             config: config_report(files.config()),
             tokenizer: files.tokenizer_source()?.map(|source| tokenizer_report(&source)),
             chat_template: files.chat_template()?.is_some(),
@@ -133,6 +137,9 @@ impl Inspection {
     fn print(&self, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "{}\n", self.name)?;
         write!(out, "{}", self.summary())?;
+        if let Some(warning) = unsupported_warning(&self.unsupported_dtypes) {
+            writeln!(out, "\nwarning: {warning}")?;
+        }
         if let Some(metadata) = &self.metadata {
             let mut table = Table::new(&[Align::Left, Align::Left]);
             for (key, value) in metadata {

@@ -14,7 +14,7 @@ use crate::args::PlanArgs;
 use crate::devices;
 use crate::engine_args::{gpu_steps, kv_dtype, parse_dtype};
 use crate::errors::hinted;
-use crate::session::open_config;
+use crate::session::{open_config, unsupported_warning};
 use crate::size::{grouped, show};
 use crate::table::{Align, Table};
 
@@ -31,7 +31,11 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<()> {
     }
     let weight_bytes = weight_bytes.unwrap_or_else(|| baton_model::weight_bytes(&config));
     let device = Device::find(args)?;
-    let report = calculate(args, &opened.name, &config, weight_bytes, &device)?;
+    let mut report = calculate(args, &opened.name, &config, weight_bytes, &device)?;
+    // With another --dtype the plan is for other weights than the file's.
+    if args.dtype == "auto" {
+        report.unsupported_dtypes = opened.unsupported_dtypes;
+    }
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -109,6 +113,8 @@ struct Report {
     gpu_memory_utilization: f64,
     usable_bytes: u64,
     weight_bytes: u64,
+    /// Types of the file's tensors that no backend computes with: it cannot run.
+    unsupported_dtypes: Vec<String>,
     workspace_bytes: u64,
     graph_bytes: u64,
     /// More would fit, but is only taken when `--kv-cache-memory` asks for it: other programs use this memory too.
@@ -200,6 +206,7 @@ fn calculate(
         gpu_memory_utilization: args.gpu_memory_utilization,
         usable_bytes,
         weight_bytes,
+        unsupported_dtypes: Vec::new(),
         workspace_bytes,
         graph_bytes: steps.graph_bytes,
         kv_is_capped: request.kv_budget_bytes() < request.left_bytes(),
@@ -288,5 +295,8 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
         table.row([&grouped(fit.context as u64), &grouped(fit.count as u64)]);
     }
     write!(out, "{table}")?;
+    if let Some(warning) = unsupported_warning(&report.unsupported_dtypes) {
+        writeln!(out, "\nwarning: {warning}")?;
+    }
     Ok(())
 }

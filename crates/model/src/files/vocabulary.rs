@@ -3,7 +3,7 @@
 use baton_core::TokenId;
 
 use crate::ModelError;
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufArray, GgufFile};
 use crate::mapped_file::malformed;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,8 @@ pub enum TokenizerSource {
 /// The `tokenizer.*` keys of a GGUF file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufVocabFields {
+    /// `general.name`, by which some tokenizers are told apart.
+    pub name: Option<String>,
     /// `gpt2` (byte-level BPE), `llama` (SentencePiece) or another.
     pub model: String,
     /// Which regular expression splits text before BPE.
@@ -30,6 +32,8 @@ pub struct GgufVocabFields {
     pub eot_token_id: Option<TokenId>,
     pub unknown_token_id: Option<TokenId>,
     pub padding_token_id: Option<TokenId>,
+    /// How Unigram vocabularies normalise a text.
+    pub precompiled_charsmap: Vec<u8>,
     pub add_bos_token: Option<bool>,
     pub add_eos_token: Option<bool>,
     pub add_space_prefix: Option<bool>,
@@ -65,6 +69,7 @@ fn read(file: &GgufFile) -> Result<Option<TokenizerSource>, String> {
     let owned = |text: Option<&str>| text.map(str::to_owned);
     let model = metadata.get_str("tokenizer.ggml.model")?.ok_or("there is no tokenizer.ggml.model")?;
     Ok(Some(TokenizerSource::Gguf(GgufVocabFields {
+        name: owned(metadata.get_str("general.name")?),
         model: model.to_owned(),
         pre: owned(metadata.get_str("tokenizer.ggml.pre")?),
         tokens: tokens.to_vec(),
@@ -76,6 +81,11 @@ fn read(file: &GgufFile) -> Result<Option<TokenizerSource>, String> {
         eot_token_id: id("eot_token_id")?,
         unknown_token_id: id("unknown_token_id")?,
         padding_token_id: id("padding_token_id")?,
+        precompiled_charsmap: match metadata.get_array("tokenizer.ggml.precompiled_charsmap")? {
+            Some(GgufArray::U8(bytes)) => bytes.clone(),
+            Some(GgufArray::I8(bytes)) => bytes.iter().map(|&byte| byte as u8).collect(),
+            _ => Vec::new(),
+        },
         add_bos_token: metadata.get_bool("tokenizer.ggml.add_bos_token")?,
         add_eos_token: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,

@@ -38,7 +38,7 @@ pub async fn create(
     let Received { in_flight, own: mut chat, fields, structured } =
         receive::<ChatFields>(&app, request).await?;
     check_supported(&chat)?;
-    let show = Show::new(&fields)?;
+    let show = Show::new(&app, &fields)?;
     let top_logprobs = top_logprobs(&app, &chat)?;
     let api = ApiFields {
         max_tokens: chat.max_completion_tokens.or(fields.max_tokens),
@@ -152,6 +152,7 @@ impl ChatWriter {
             system_fingerprint: FINGERPRINT,
             prompt_logprobs: self.prompt_logprobs.then(|| logprobs::prompt(&part.prompt_logprobs, names)),
             prompt_token_ids: show.token_ids.then(|| part.prompt_token_ids.clone()),
+            kv_transfer_params: None,
         }
     }
 

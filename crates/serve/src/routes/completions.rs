@@ -13,7 +13,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generation::{Generation, Job, Update};
 use crate::logprobs::{self, finish_name};
-use crate::params::{ApiFields, Show, sampling_params};
+use crate::params::{ApiFields, Show, sampling_params, truncate_prompt};
 use crate::prepare;
 use crate::sse::{self, Events, TEXT_MARK, TextTemplate};
 use crate::state::App;
@@ -37,7 +37,7 @@ pub async fn create(
     let Received { in_flight, own: mut completion, mut fields, structured } =
         receive::<CompletionFields>(&app, request).await?;
     check_supported(&completion)?;
-    let show = Show::new(&fields)?;
+    let show = Show::new(&app, &fields)?;
     let echo = completion.echo.unwrap_or(false);
     // With `echo`, no tokens at all may be asked for: the prompt alone is wanted, usually for its probabilities.
     let only_echo = echo && fields.max_tokens == Some(0);
@@ -55,7 +55,14 @@ pub async fn create(
     let constraint = structured::apply(&app, structured::wish(structured)?, &mut params).await?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
-    let (prompts, echoes) = prepare_prompts(&app, &completion, prompts, echo).await?;
+    if echo && fields.truncate_prompt_tokens.is_some() {
+        let message = "truncate_prompt_tokens and echo do not go together";
+        return Err(ApiError::invalid_field("truncate_prompt_tokens", message));
+    }
+    let (mut prompts, echoes) = prepare_prompts(&app, &completion, prompts, echo).await?;
+    for prompt in &mut prompts {
+        truncate_prompt(&app, &fields, params.max_tokens, prompt)?;
+    }
     let job = Job {
         prompts,
         params,
@@ -155,6 +162,7 @@ impl CompletionWriter {
             model: generation.app().model.name().to_owned(),
             usage,
             system_fingerprint: FINGERPRINT,
+            kv_transfer_params: None,
         }
     }
 
@@ -172,11 +180,15 @@ impl CompletionWriter {
         }
         let logprobs = self.logprobs.map(|top| {
             let mut lists = CompletionLogprobs::default();
-            if echo.is_some() {
+            if let Some(echo) = echo {
                 let prompt = &part.prompt_token_ids;
-                logprobs::extend_echo(&mut lists, prompt, &part.prompt_logprobs, top, offset, names);
+                let mut place = logprobs::Place { offset, rest: echo };
+                logprobs::extend_echo(&mut lists, prompt, &part.prompt_logprobs, top, &mut place, names);
+                // What the tokens lack or have more of than the text must not move the answer.
+                *offset = echo.chars().count();
             }
-            logprobs::extend_completion(&mut lists, &update.logprobs, top, offset, names);
+            let mut place = logprobs::Place { offset, rest: &update.text };
+            logprobs::extend_completion(&mut lists, &update.logprobs, top, &mut place, names);
             lists
         });
         let text = match echo {

@@ -16,9 +16,10 @@ use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::generation::{Generation, Job};
 use crate::ids;
-use crate::params::MAX_SALT_BYTES;
+use crate::params::{MAX_SALT_BYTES, truncate_prompt};
 use crate::prepare;
 use crate::state::App;
+use crate::types::common::SamplingFields;
 use crate::types::embeddings::{
     Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage, EmbeddingVector, EncodingFormat,
 };
@@ -50,9 +51,20 @@ pub async fn create(
         let message = format!("cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes");
         return Err(ApiError::invalid_field("cache_salt", message));
     }
+    if let Some(pooling) = asked.pooling.as_deref().filter(|pooling| !["last", "LAST"].contains(pooling)) {
+        let message = format!("pooling must be \"last\", the only one that is built, got {pooling:?}");
+        return Err(ApiError::invalid_field("pooling", message));
+    }
+    let truncation =
+        SamplingFields { truncate_prompt_tokens: asked.truncate_prompt_tokens, ..SamplingFields::default() };
     let add_special = asked.add_special_tokens.unwrap_or(true);
     let prompts = prepare::blocking(&app, move |app| {
-        inputs.into_iter().map(|input| prepare::prompt_tokens(app, input, add_special, "input")).collect()
+        let tokens = |input| {
+            let mut tokens = prepare::prompt_tokens(app, input, add_special, "input")?;
+            truncate_prompt(app, &truncation, None, &mut tokens)?;
+            Ok(tokens)
+        };
+        inputs.into_iter().map(tokens).collect()
     });
     let job = Job {
         prompts: prompts.await?,
@@ -68,10 +80,11 @@ pub async fn create(
     let mut generation = Generation::start(&app, in_flight, &tenant, job).await?;
     generation.collect().await?;
     let format = asked.encoding_format.unwrap_or_default();
+    let normalize = asked.normalize.unwrap_or(true);
     let data = (0..generation.num_choices()).map(|index| Embedding {
         object: "embedding",
         index,
-        embedding: encode(&unit(&generation.part_of(index).pooled, dimensions), format),
+        embedding: encode(&shortened(&generation.part_of(index).pooled, dimensions, normalize), format),
     });
     let prompt_tokens = generation.usage().prompt_tokens;
     Ok(json(&EmbeddingResponse {
@@ -84,9 +97,12 @@ pub async fn create(
     }))
 }
 
-/// The first numbers of a vector, made as long as 1.
-fn unit(vector: &[f32], dimensions: usize) -> Vec<f32> {
+/// The first numbers of a vector, made as long as 1 unless they are wanted as they are.
+fn shortened(vector: &[f32], dimensions: usize, normalize: bool) -> Vec<f32> {
     let kept = &vector[..dimensions.min(vector.len())];
+    if !normalize {
+        return kept.to_vec();
+    }
     let length = kept.iter().map(|x| x * x).sum::<f32>().sqrt();
     let scale = if length > 0.0 && length.is_finite() { length.recip() } else { 0.0 };
     kept.iter().map(|x| x * scale).collect()
@@ -133,7 +149,8 @@ mod tests {
 
     #[test]
     fn vectors_have_the_length_1() {
-        assert_eq!(unit(&[3.0, 4.0, 12.0], 2), [0.6, 0.8]);
-        assert_eq!(unit(&[0.0, 0.0], 2), [0.0, 0.0]);
+        assert_eq!(shortened(&[3.0, 4.0, 12.0], 2, true), [0.6, 0.8]);
+        assert_eq!(shortened(&[3.0, 4.0, 12.0], 2, false), [3.0, 4.0]);
+        assert_eq!(shortened(&[0.0, 0.0], 2, true), [0.0, 0.0]);
     }
 }

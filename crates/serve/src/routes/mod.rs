@@ -27,6 +27,7 @@ use crate::error::ApiError;
 use crate::prepare;
 use crate::state::{App, InFlight};
 use crate::types::common::SamplingFields;
+use crate::types::refused::RefusedFields;
 use crate::types::structured::StructuredFields;
 use crate::{access, auth, console, cors, origin};
 
@@ -72,6 +73,9 @@ pub const ROUTES: &[Route] = routes! {
     get "/health" probes::health, "200 while the engine works, 503 when it is stuck or gone (open to all)";
     get "/live" probes::live, "200 while the process answers (open to all)";
     get "/ready" probes::ready, "200 while requests are taken, 503 when shutting down (open to all)";
+    get "/v1/responses/{id}/input_items" responses::input_items, "The input of a stored response";
+    get "/get_load" probes::get_load, "The same as /load, as routers of SGLang and vLLM ask for it";
+    get "/tokenizer_info" text::tokenizer_info, "What the tokenizer is: size, special tokens, chat template";
     get "/load" probes::load, "How many generation requests are being served";
     get "/version" meta::version, "The server's version";
     get "/metrics" meta::metrics, "Figures for Prometheus, under vLLM's names";
@@ -104,6 +108,10 @@ pub fn router(app: &Arc<App>) -> Router {
     };
     let router = router.layer(from_fn_with_state(Arc::clone(app), origin::check));
     let router = router.layer(from_fn(messages::translate_errors));
+    let router = match app.config.root_path.as_str() {
+        "" => router,
+        root_path => Router::new().nest(root_path, router.clone()).merge(router),
+    };
     router.layer(from_fn_with_state(Arc::clone(app), access::observe)).layer(from_fn(access::contain_panics))
 }
 
@@ -149,6 +157,7 @@ pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
     let body = JsonBody::read(app, request).await?;
     let is_large = body.is_large();
     let parse = move || -> Result<(T, SamplingFields, StructuredFields), ApiError> {
+        body.parse::<RefusedFields>()?.check()?;
         Ok((body.parse()?, body.parse()?, body.parse()?))
     };
     let (own, fields, structured) = match is_large {
@@ -162,7 +171,10 @@ pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
 /// Refuses a request for a model that is not served here.
 pub(crate) fn check_model(app: &App, asked: Option<&str>) -> Result<(), ApiError> {
     match asked {
-        Some(name) if !app.model.is_named(name) => Err(ApiError::no_such_model(name, app.model.name())),
+        // An empty name is no name.
+        Some(name) if !name.is_empty() && !app.model.is_named(name) => {
+            Err(ApiError::no_such_model(name, app.model.name()))
+        }
         _ => Ok(()),
     }
 }

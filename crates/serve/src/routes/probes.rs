@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
 use crate::state::App;
-use crate::types::text::Load;
+use crate::types::text::{Load, RouterLoad};
 
 use super::json;
 
@@ -27,6 +27,10 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     health(State(app)).await
+}
+
+pub async fn get_load(State(app): State<Arc<App>>) -> Response {
+    json(&RouterLoad { load: app.num_in_flight() })
 }
 
 pub async fn load(State(app): State<Arc<App>>) -> Response {

@@ -10,7 +10,9 @@ use crate::error::ApiError;
 use crate::prepare::{self, ChatOptions, Conversation};
 use crate::state::App;
 use crate::types::prompt::Prompt;
-use crate::types::text::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+use crate::types::text::{
+    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse, TokenizerInfo,
+};
 
 use super::{check_model, json};
 
@@ -55,6 +57,19 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
         max_model_len: app.model.max_model_len,
         tokens,
         token_strs,
+    }))
+}
+
+pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let tokenizer = prepare::tokenizer(&app)?;
+    let text =
+        |id: Option<baton_core::TokenId>| id.and_then(|id| tokenizer.token_text(id)).map(str::to_owned);
+    Ok(json(&TokenizerInfo {
+        vocab_size: tokenizer.vocab_size(),
+        model_max_length: app.model.max_model_len,
+        bos_token: text(tokenizer.bos_id()),
+        eos_token: text(tokenizer.eos_id()),
+        chat_template: tokenizer.chat_template().map(str::to_owned),
     }))
 }
 

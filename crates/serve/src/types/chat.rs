@@ -53,10 +53,10 @@ pub struct ChatResponse {
     pub choices: Vec<ChatChoice>,
     pub usage: Usage,
     pub system_fingerprint: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
+    /// Always null: clients of vLLM look for it.
+    pub kv_transfer_params: Option<Value>,
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -66,7 +66,6 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<StopReason>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
 }
 
@@ -77,7 +76,6 @@ pub struct AnswerMessage {
     pub content: Option<String>,
     pub refusal: Option<String>,
     /// What the model wrote to itself, under vLLM's newer and older name.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,

@@ -18,6 +18,10 @@ pub struct SamplingFields {
     pub top_k: Option<i64>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    /// llama.cpp's name for it.
+    pub repeat_penalty: Option<f32>,
+    /// The penalty looks at all tokens: only -1, or nothing where there is no penalty.
+    pub repeat_last_n: Option<i64>,
     #[schemars(range(min = -2.0, max = 2.0))]
     pub presence_penalty: Option<f32>,
     #[schemars(range(min = -2.0, max = 2.0))]
@@ -27,6 +31,12 @@ pub struct SamplingFields {
     pub seed: Option<i64>,
     pub stop: Option<Stop>,
     pub stop_token_ids: Option<Vec<TokenId>>,
+    /// Texts that are never written.
+    pub bad_words: Option<Vec<String>>,
+    /// Draw only these tokens, and the end.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Keep only the last so many tokens of the prompt; -1 keeps as many as there is room for.
+    pub truncate_prompt_tokens: Option<i64>,
     /// Keep the stop text at the end of the output.
     pub include_stop_str_in_output: Option<bool>,
     /// Go on past the model's end tokens.

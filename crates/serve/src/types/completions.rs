@@ -36,6 +36,8 @@ pub struct CompletionResponse {
     pub choices: Vec<CompletionChoice>,
     pub usage: Usage,
     pub system_fingerprint: &'static str,
+    /// Always null: clients of vLLM look for it.
+    pub kv_transfer_params: Option<serde_json::Value>,
 }
 
 /// The same in a whole answer and in a chunk.
@@ -46,11 +48,8 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<StopReason>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
 }
 

@@ -19,6 +19,12 @@ pub struct EmbeddingRequest {
     /// Noted nowhere.
     pub user: Option<String>,
     pub add_special_tokens: Option<bool>,
+    /// Make the vector as long as 1, as by default.
+    pub normalize: Option<bool>,
+    /// `last`: no other pooling is built.
+    pub pooling: Option<String>,
+    /// Keep only the last so many tokens of an input; -1 keeps as many as there is room for.
+    pub truncate_prompt_tokens: Option<i64>,
     pub cache_salt: Option<String>,
     pub priority: Option<i32>,
 }

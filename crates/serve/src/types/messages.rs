@@ -22,8 +22,26 @@ pub struct MessageFields {
     pub tools: Option<Vec<MessageTool>>,
     pub tool_choice: Option<MessageToolChoice>,
     pub thinking: Option<Thinking>,
+    /// The shape of the answer.
+    pub output_config: Option<OutputConfig>,
+    /// The older name of `output_config.format`.
+    pub output_format: Option<OutputFormat>,
     /// Noted nowhere.
     pub metadata: Option<Map<String, Value>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct OutputConfig {
+    pub format: Option<OutputFormat>,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct OutputFormat {
+    /// `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub schema: Option<Value>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

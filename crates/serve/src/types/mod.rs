@@ -7,6 +7,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod messages;
 pub mod prompt;
+pub mod refused;
 pub mod responses;
 pub mod structured;
 pub mod text;

@@ -28,9 +28,12 @@ pub struct ResponseFields {
     pub text: Option<TextOptions>,
     pub reasoning: Option<ReasoningOptions>,
     pub metadata: Option<Map<String, Value>>,
-    /// Only `disabled`: what is too long is refused.
+    /// `disabled`: what is too long is refused; `auto`: its beginning is left out.
     pub truncation: Option<String>,
+    /// `message.output_text.logprobs` for log-probabilities.
     pub include: Option<Vec<String>>,
+    /// How many alternatives they have.
+    pub top_logprobs: Option<u32>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub prompt: Unsupported,
     pub conversation: Unsupported,
@@ -70,6 +73,13 @@ pub enum ResponseToolChoice {
         #[serde(rename = "type")]
         kind: String,
         name: String,
+    },
+    /// `allowed_tools`: only these, in the mode `auto` or `required`.
+    Allowed {
+        #[serde(rename = "type")]
+        kind: String,
+        mode: String,
+        tools: Vec<Map<String, Value>>,
     },
 }
 
@@ -206,6 +216,16 @@ pub struct ResponseEvent<'a> {
     pub arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<Value>>,
+}
+
+/// The input of a stored response, earlier turns included.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct InputItems {
+    pub object: &'static str,
+    pub data: Vec<Value>,
+    pub first_id: Option<String>,
+    pub last_id: Option<String>,
+    pub has_more: bool,
 }
 
 /// What is left of a response that was forgotten.

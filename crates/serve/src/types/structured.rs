@@ -14,8 +14,16 @@ pub struct StructuredFields {
     pub guided_json: Option<Value>,
     pub guided_regex: Option<String>,
     pub guided_choice: Option<Vec<String>>,
-    /// A grammar in Lark syntax.
+    /// A grammar in Lark syntax or GBNF.
     pub guided_grammar: Option<String>,
+    /// llama.cpp's: a grammar in GBNF, or in Lark syntax.
+    pub grammar: Option<String>,
+    /// llama.cpp's: a JSON schema.
+    pub json_schema: Option<Value>,
+    /// SGLang's: what the whole output matches.
+    pub regex: Option<String>,
+    /// SGLang's: a grammar in EBNF (`root ::= …`).
+    pub ebnf: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -24,6 +32,8 @@ pub struct ResponseFormat {
     #[serde(rename = "type")]
     pub kind: String,
     pub json_schema: Option<NamedSchema>,
+    /// With `json_object`, as llama.cpp and others take it.
+    pub schema: Option<Value>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -44,7 +54,7 @@ pub struct StructuredOutputs {
     /// What the whole output matches.
     pub regex: Option<String>,
     pub choice: Option<Vec<String>>,
-    /// A grammar in Lark syntax.
+    /// A grammar in Lark syntax or GBNF.
     pub grammar: Option<String>,
     /// Any JSON object.
     pub json_object: Option<bool>,

@@ -64,6 +64,21 @@ pub struct Version {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct RouterLoad {
+    /// Generation requests being served.
+    pub load: usize,
+}
+
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct TokenizerInfo {
+    pub vocab_size: usize,
+    pub model_max_length: usize,
+    pub bos_token: Option<String>,
+    pub eos_token: Option<String>,
+    pub chat_template: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Load {
     /// Generation requests being served.
     pub server_load: usize,

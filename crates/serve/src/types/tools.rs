@@ -39,6 +39,18 @@ pub enum ChatToolChoice {
         kind: Option<String>,
         function: FunctionName,
     },
+    /// `allowed_tools`: only these, in the mode `auto` or `required`.
+    Allowed {
+        #[serde(rename = "type")]
+        kind: Option<String>,
+        allowed_tools: AllowedTools,
+    },
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct AllowedTools {
+    pub mode: String,
+    pub tools: Vec<Map<String, Value>>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]

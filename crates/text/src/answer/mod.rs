@@ -75,6 +75,8 @@ impl AnswerOptions {
 pub struct AnswerParser {
     reasoning: Option<ReasoningParser>,
     calls: Calls,
+    /// The whole text is calls: what is left of one that was cut off is no content.
+    only_calls: bool,
     parallel: bool,
 }
 
@@ -89,6 +91,7 @@ impl AnswerParser {
     /// `prompt` is the text that the answer continues; it may have opened the reasoning.
     pub fn new(options: AnswerOptions, prompt: &str) -> Self {
         let new_id = options.new_id;
+        let only_calls = matches!(options.calls, CallMode::Required { .. });
         let calls = match options.calls {
             CallMode::None => Calls::None,
             CallMode::Auto { format, names } => Calls::Written(ToolParser::new(format, names, new_id)),
@@ -98,7 +101,7 @@ impl AnswerParser {
             }
         };
         let reasoning = options.reasoning.map(|format| ReasoningParser::new(format, prompt));
-        Self { reasoning, calls, parallel: options.parallel }
+        Self { reasoning, calls, only_calls, parallel: options.parallel }
     }
 
     /// True while the model reasons.
@@ -114,7 +117,10 @@ impl AnswerParser {
         }
     }
 
-    fn drop_later_calls(&self, out: &mut Vec<AnswerEvent>) {
+    fn drop_surplus(&self, out: &mut Vec<AnswerEvent>) {
+        if self.only_calls {
+            out.retain(|event| !matches!(event, AnswerEvent::Content(_)));
+        }
         if !self.parallel {
             out.retain(|event| match event {
                 AnswerEvent::CallBegin { index, .. }
@@ -136,7 +142,7 @@ impl OutputParser for AnswerParser {
                 self.answer(&answer, out);
             }
         }
-        self.drop_later_calls(out);
+        self.drop_surplus(out);
     }
 
     fn finish(&mut self, out: &mut Vec<AnswerEvent>) {
@@ -150,7 +156,7 @@ impl OutputParser for AnswerParser {
             Calls::Written(parser) => parser.finish(out),
             Calls::Named(call) => call.finish(out),
         }
-        self.drop_later_calls(out);
+        self.drop_surplus(out);
     }
 }
 

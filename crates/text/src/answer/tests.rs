@@ -180,6 +180,15 @@ fn bare_json() {
         " [{\"name\": \"add\", \"parameters\": {}}, {\"name\": \"add\", \"parameters\": {}}]",
         "add({})add({})",
     );
+    // What is left of a call that was cut off is no content, wherever the cut is.
+    let list = "[{\"name\": \"add\", \"parameters\": {\"a\": 1}}]";
+    for end in 0..list.len() {
+        let mut parser = AnswerParser::new(required.clone(), "");
+        let mut events = Vec::new();
+        parser.push(&list[..end], &mut events);
+        parser.finish(&mut events);
+        assert!(!events.iter().any(|event| matches!(event, AnswerEvent::Content(_))), "{end}: {events:?}");
+    }
     let single = AnswerOptions { parallel: false, ..required };
     check_with(
         &single,

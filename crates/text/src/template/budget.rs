@@ -111,19 +111,3 @@ impl fmt::Write for ChargedText {
         Ok(())
     }
 }
-
-/// A value as Python's `str()` prints it.
-pub(super) fn to_text(value: &Value) -> Result<String, Error> {
-    let mut text = ChargedText::default();
-    push_text(value, &mut text)?;
-    Ok(text.0)
-}
-
-/// Appends a value as Python's `str()` prints it.
-pub(super) fn push_text(value: &Value, out: &mut impl fmt::Write) -> Result<(), Error> {
-    let written = match value.as_str() {
-        Some(text) => out.write_str(text),
-        None => write!(out, "{value}"),
-    };
-    written.map_err(|_| charge(u64::MAX).expect_err("more than there is"))
-}

@@ -8,6 +8,8 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::budget::{self, ChargedText};
+use super::print;
+use super::python::Generator;
 
 /// The layout of the text.
 struct Writer {
@@ -91,11 +93,11 @@ impl Writer {
 
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         match value.kind() {
-            ValueKind::None | ValueKind::Undefined => self.put("null"),
+            ValueKind::None => self.put("null"),
             ValueKind::Bool => self.put(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.number(value),
             ValueKind::String => self.text(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
+            ValueKind::Seq | ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_none() => {
                 self.put("[")?;
                 let mut empty = true;
                 for item in value.try_iter()? {
@@ -166,7 +168,12 @@ impl Writer {
             return write!(self.out, "{value}").map_err(exhausted);
         }
         let number = f64::try_from(value.clone())?;
-        let text = python_float(number);
+        let text = match number {
+            _ if number.is_nan() => "NaN".to_owned(),
+            f64::INFINITY => "Infinity".to_owned(),
+            f64::NEG_INFINITY => "-Infinity".to_owned(),
+            _ => print::float(number),
+        };
         self.put(&text)
     }
 
@@ -175,7 +182,7 @@ impl Writer {
         let mut plain_from = 0;
         for (at, character) in text.char_indices() {
             let plain = !matches!(character, '"' | '\\' | '\0'..='\u{1F}')
-                && (!self.ensure_ascii || character.is_ascii());
+                && (!self.ensure_ascii || matches!(character, ' '..='~'));
             if plain {
                 continue;
             }
@@ -198,44 +205,5 @@ impl Writer {
         }
         self.put(&text[plain_from..])?;
         self.put("\"")
-    }
-}
-
-/// A number as Python's `repr` writes it: shortest digits, an exponent below 1e-4 and from 1e16 on.
-fn python_float(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".to_owned();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 { "Infinity".to_owned() } else { "-Infinity".to_owned() };
-    }
-    let size = number.abs();
-    if size != 0.0 && !(1e-4..1e16).contains(&size) {
-        let text = format!("{number:e}");
-        let (digits, exponent) = text.split_once('e').expect("the format has an exponent");
-        let exponent: i32 = exponent.parse().expect("the exponent is a number");
-        return format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs());
-    }
-    format!("{number:?}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_look_like_pythons() {
-        for (number, expect) in [
-            (1.0, "1.0"),
-            (-0.5, "-0.5"),
-            (1e16, "1e+16"),
-            (123456789012345.0, "123456789012345.0"),
-            (1e-5, "1e-05"),
-            (0.0001, "0.0001"),
-            (1.5e300, "1.5e+300"),
-            (0.0, "0.0"),
-        ] {
-            assert_eq!(python_float(number), expect);
-        }
     }
 }

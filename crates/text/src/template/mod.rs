@@ -20,11 +20,17 @@ use crate::answer::{ReasoningFormat, ToolFormat};
 use crate::contain::contain;
 
 mod abilities;
+mod arithmetic;
 mod budget;
 mod clock;
+mod filters;
+mod format;
 mod json;
+mod methods;
+mod print;
 mod python;
 mod rewrite;
+mod zone;
 
 pub use abilities::{ArgumentsForm, TemplateAbilities};
 
@@ -62,7 +68,7 @@ pub struct RenderOptions {
     pub documents: Option<serde_json::Value>,
     /// Further variables of the template, such as `enable_thinking`. They take precedence over all others.
     pub chat_template_kwargs: Map<String, serde_json::Value>,
-    /// The clock for `strftime_now`; without it, the system's.
+    /// The clock for `strftime_now`, in UTC; without it, the system's in local time.
     pub now: Option<SystemTime>,
 }
 
@@ -130,6 +136,15 @@ fn without_generation_marks(source: &str) -> String {
     out
 }
 
+/// Jinja2 knows one end of line, in texts of the template as well.
+fn with_plain_newlines(source: &str) -> std::borrow::Cow<'_, str> {
+    if source.contains('\r') {
+        source.replace("\r\n", "\n").replace('\r', "\n").into()
+    } else {
+        source.into()
+    }
+}
+
 /// Operators chain without nesting, and the engine compiles a chain by recursion: bounds it.
 fn check_tag_length(source: &str) -> Result<(), TextError> {
     const MAX_TAG_BYTES: usize = 64 << 10;
@@ -159,7 +174,7 @@ impl ChatTemplate {
         check_tag_length(source)?;
         let (tool_format, reasoning_format) =
             (ToolFormat::of_template(source), ReasoningFormat::of_template(source));
-        let source = without_generation_marks(source);
+        let source = without_generation_marks(&with_plain_newlines(source));
         let environment = on_large_stack(|| Self::compile(&source))?;
         Ok(Self {
             environment,
@@ -213,7 +228,8 @@ impl ChatTemplate {
             Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
             Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |seconds| -seconds),
         };
-        let mut rendered = on_large_stack(|| self.render_here(context, seconds))?;
+        let offset = if options.now.is_some() { 0 } else { zone::local_offset(seconds) };
+        let mut rendered = on_large_stack(|| self.render_here(context, seconds, offset))?;
         if options.continue_final_message {
             cut_after_final_message(&mut rendered, messages)?;
         }
@@ -244,11 +260,13 @@ impl ChatTemplate {
         &self,
         context: Map<String, serde_json::Value>,
         seconds: i64,
+        offset: i64,
     ) -> Result<String, TextError> {
         budget::reset();
         let mut environment = self.environment.clone();
         environment.add_function("strftime_now", move |format: &str| {
-            clock::strftime(seconds, format).map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
+            clock::strftime(seconds, offset, format)
+                .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
         let template =
             environment.get_template(NAME).map_err(|error| TextError::TemplateRender(describe(&error)))?;

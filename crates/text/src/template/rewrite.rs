@@ -129,7 +129,12 @@ impl Rewritten {
         self.put("{% for ");
         self.target(&node.target)?;
         self.put(" in ");
-        self.charged(&node.iter, "iterate")?;
+        // Constants need no charge, but the one that cannot be iterated over is found there as well.
+        if matches!(&node.iter, Expr::Const(constant) if constant.value.is_none()) {
+            self.put("(none|__baton_iterate)");
+        } else {
+            self.charged(&node.iter, "iterate")?;
+        }
         if let Some(condition) = &node.filter_expr {
             self.put(" if ");
             self.expression(condition)?;
@@ -265,15 +270,16 @@ impl Rewritten {
             Expr::Var(variable) => self.name(variable.id)?,
             Expr::Const(constant) => self.literal(&constant.value),
             Expr::Slice(slice) => {
-                self.charged(&slice.expr, "touch")?;
-                self.put("[");
-                for (separator, part) in [("", &slice.start), (":", &slice.stop), (":", &slice.step)] {
-                    self.put(separator);
-                    if let Some(part) = part {
-                        self.expression(part)?;
+                self.put("__baton_slice(");
+                self.expression(&slice.expr)?;
+                for part in [&slice.start, &slice.stop, &slice.step] {
+                    self.put(", ");
+                    match part {
+                        Some(part) => self.expression(part)?,
+                        None => self.put("none"),
                     }
                 }
-                self.put("]");
+                self.put(")");
             }
             Expr::UnaryOp(node) => {
                 self.put(match node.op {
@@ -371,7 +377,10 @@ impl Rewritten {
             BinOpKind::Mul => ("__baton_multiply(", ", "),
             BinOpKind::ScAnd => ("(", " and "),
             BinOpKind::ScOr => ("(", " or "),
-            _ => return self.plain_operation(node),
+            BinOpKind::Sub | BinOpKind::Eq | BinOpKind::Ne | BinOpKind::In => {
+                return self.plain_operation(node);
+            }
+            _ => return self.binary_call(node),
         };
         self.put(open);
         for (index, operand) in operands.into_iter().enumerate() {
@@ -382,23 +391,32 @@ impl Rewritten {
         Ok(())
     }
 
+    fn binary_call(&mut self, node: &BinOp<'_>) -> Result<(), Refused> {
+        self.put(match node.op {
+            BinOpKind::Rem => "__baton_remainder(",
+            BinOpKind::FloorDiv => "__baton_floor_divide(",
+            BinOpKind::Div => "__baton_divide(",
+            // Python orders only what is alike.
+            BinOpKind::Lt => "__baton_order(\"<\", ",
+            BinOpKind::Lte => "__baton_order(\"<=\", ",
+            BinOpKind::Gt => "__baton_order(\">\", ",
+            BinOpKind::Gte => "__baton_order(\">=\", ",
+            _ => "__baton_power(",
+        });
+        self.expression(&node.left)?;
+        self.put(", ");
+        self.expression(&node.right)?;
+        self.put(")");
+        Ok(())
+    }
+
     fn plain_operation(&mut self, node: &BinOp<'_>) -> Result<(), Refused> {
         let operator = match node.op {
             BinOpKind::Sub => " - ",
-            BinOpKind::Div => " / ",
-            BinOpKind::FloorDiv => " // ",
-            BinOpKind::Rem => " % ",
-            BinOpKind::Pow => " ** ",
             BinOpKind::Eq => " == ",
             BinOpKind::Ne => " != ",
-            BinOpKind::Lt => " < ",
-            BinOpKind::Lte => " <= ",
-            BinOpKind::Gt => " > ",
-            BinOpKind::Gte => " >= ",
             BinOpKind::In => " in ",
-            BinOpKind::Add | BinOpKind::Mul | BinOpKind::Concat | BinOpKind::ScAnd | BinOpKind::ScOr => {
-                unreachable!("written as chains")
-            }
+            _ => unreachable!("written as chains or calls"),
         };
         self.put("(");
         self.charged(&node.left, "weigh")?;

@@ -63,8 +63,8 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         let key = reader.text();
         let kind = u32::from_le_bytes(reader.take());
         let value = reader.value(kind);
-        if let Some(key) = key.strip_prefix("tokenizer.") {
-            values.insert(key.to_owned(), value);
+        if key == "general.name" || key.starts_with("tokenizer.") {
+            values.insert(key.strip_prefix("tokenizer.").unwrap_or(&key).to_owned(), value);
         }
     }
     let mut array = |key: &str| match values.remove(key) {
@@ -83,6 +83,10 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         .into_iter()
         .map(|value| if let Value::Float(score) = value { score as f32 } else { panic!("not a number") })
         .collect();
+    let precompiled_charsmap = array("ggml.precompiled_charsmap")
+        .into_iter()
+        .map(|value| if let Value::Integer(byte) = value { byte as u8 } else { panic!("not an integer") })
+        .collect();
     let integer = |key: &str| match values.get(key) {
         Some(Value::Integer(value)) => Some(*value),
         _ => None,
@@ -94,11 +98,13 @@ pub fn read_vocab(bytes: &[u8]) -> GgufVocab {
         _ => None,
     };
     GgufVocab {
+        name: string("general.name"),
         model: string("ggml.model").expect("tokenizer.ggml.model"),
         pre: string("ggml.pre"),
         tokens,
         token_types,
         scores,
+        precompiled_charsmap,
         merges,
         bos_token_id: id("ggml.bos_token_id"),
         eos_token_id: id("ggml.eos_token_id"),

@@ -23,11 +23,13 @@ use crate::params::ApiFields;
 use crate::prepare::{self, ChatOptions, Conversation};
 use crate::sse::{self, Events};
 use crate::state::App;
+use crate::structured::{self, Wish};
 use crate::types::common::{SamplingFields, Stop, StopReason};
 use crate::types::messages::{
     ContentBlock, ContentDelta, MessageDelta, MessageError, MessageErrorDetail, MessageEvent, MessageFields,
     MessageResponse, MessageUsage, TokenCount,
 };
+use crate::types::refused::RefusedFields;
 
 use super::{check_model, json};
 
@@ -40,15 +42,19 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let in_flight = app.admit()?;
-    let mut asked: MessageFields = JsonBody::read(&app, request).await?.parse()?;
+    let body = JsonBody::read(&app, request).await?;
+    let mut asked: MessageFields = body.parse()?;
+    body.parse::<RefusedFields>()?.check()?;
+    drop(body);
     check_model(&app, asked.model.as_deref())?;
     let missing = || ApiError::invalid_field("max_tokens", "max_tokens is missing");
     let max_tokens = asked.max_tokens.ok_or_else(missing)?;
     let streams = asked.stream.unwrap_or(false);
     let fields = sampling_fields(&mut asked);
+    let structured = output_format(&mut asked)?;
     let conversation = conversation(asked)?;
     let api = ApiFields { max_tokens: Some(max_tokens), ..ApiFields::default() };
-    let ask = Ask { conversation, fields, api, structured: None, clamps_length: true };
+    let ask = Ask { conversation, fields, api, structured, clamps_length: true };
     let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
     let mut writer = MessageWriter {
         id: format!("msg_{}", ids::unique()),
@@ -72,6 +78,27 @@ pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Resu
     Ok(json(&TokenCount { input_tokens: prompt.token_ids.len() }))
 }
 
+/// The shape of the answer, under its newer and its older name.
+fn output_format(asked: &mut MessageFields) -> Result<Option<Wish>, ApiError> {
+    let config = asked.output_config.take().and_then(|config| config.format);
+    let (name, format) = match (config, asked.output_format.take()) {
+        (Some(format), _) => ("output_config.format", format),
+        (None, Some(format)) => ("output_format", format),
+        (None, None) => return Ok(None),
+    };
+    match (format.kind.as_str(), format.schema) {
+        ("json_schema", Some(schema)) if !schema.is_null() => Ok(Some((name, structured::json(schema)))),
+        ("json_schema", _) => {
+            Err(ApiError::invalid_field(format!("{name}.schema"), format!("{name}.schema is missing")))
+        }
+        ("text", _) => Ok(None),
+        (other, _) => {
+            let message = format!("{name}.type must be \"json_schema\", got {other:?}");
+            Err(ApiError::invalid_field(format!("{name}.type"), message))
+        }
+    }
+}
+
 fn sampling_fields(asked: &mut MessageFields) -> SamplingFields {
     SamplingFields {
         temperature: asked.temperature,
@@ -89,7 +116,18 @@ fn conversation(mut asked: MessageFields) -> Result<Conversation, ApiError> {
     let kwargs = asked.thinking.map(|thinking| {
         Map::from_iter([("enable_thinking".to_owned(), Value::Bool(thinking.kind != "disabled"))])
     });
-    let options = ChatOptions { chat_template_kwargs: kwargs, ..ChatOptions::default() };
+    // An answer that was begun is gone on with.
+    let is_begun = messages.last().is_some_and(|last| {
+        let text = last.get("content").and_then(Value::as_str).unwrap_or_default();
+        last.get("role").is_some_and(|role| role == "assistant")
+            && !last.contains_key("tool_calls")
+            && !text.trim().is_empty()
+    });
+    let options = ChatOptions {
+        chat_template_kwargs: kwargs,
+        continue_final_message: is_begun.then_some(true),
+        ..ChatOptions::default()
+    };
     Ok(Conversation { model: asked.model, messages, tools, options })
 }
 

@@ -56,6 +56,36 @@ fn extend_by_item(turns: &mut Turns, path: &str, item: &Map<String, Value>) -> R
     Ok(())
 }
 
+/// A conversation as items again, without the answer at its end.
+pub fn items(turns: &Turns) -> Vec<Value> {
+    let is_answer = |turn: &&Map<String, Value>| turn.get("role").is_some_and(|role| role == "assistant");
+    let num_input = turns.len() - turns.iter().rev().take_while(is_answer).count();
+    let mut items = Vec::new();
+    for turn in &turns[..num_input] {
+        let role = turn.get("role").and_then(Value::as_str).unwrap_or("user");
+        let text = turn.get("content").and_then(Value::as_str).unwrap_or_default();
+        if role == "tool" {
+            let call_id = turn.get("tool_call_id").cloned().unwrap_or_default();
+            items.push(json!({"type": "function_call_output", "call_id": call_id, "output": text}));
+            continue;
+        }
+        if !text.is_empty() {
+            let kind = if role == "assistant" { "output_text" } else { "input_text" };
+            let content = json!([{"type": kind, "text": text}]);
+            items.push(json!({"type": "message", "role": role, "status": "completed", "content": content}));
+        }
+        for call in turn.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+            let function = &call["function"];
+            items.push(json!({"type": "function_call", "call_id": call["id"], "name": function["name"],
+                "arguments": function["arguments"], "status": "completed"}));
+        }
+    }
+    for (index, item) in items.iter_mut().enumerate() {
+        item["id"] = format!("item_{index}").into();
+    }
+    items
+}
+
 /// Calls belong to the assistant's turn before them.
 pub fn add_call(turns: &mut Turns, id: &str, name: &str, arguments: &str) {
     let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::FinishReason;
+use baton_text::AnswerEvent;
 use serde_json::Value;
 
 use crate::answer::Writer;
@@ -11,6 +12,7 @@ use crate::blocks::{Block, BlockKind, Blocks, Change};
 use crate::error::ApiError;
 use crate::generation::{Generation, Update};
 use crate::ids;
+use crate::logprobs::{self, TokenNames};
 use crate::sse::Events;
 use crate::state::App;
 use crate::store::{Stored, Turns};
@@ -33,6 +35,11 @@ pub struct Making {
     item_ids: Vec<String>,
     finish_reason: Option<FinishReason>,
     num_events: u64,
+    /// How many alternatives to report; `None` for no log-probabilities.
+    pub top_logprobs: Option<usize>,
+    /// Of the tokens of the text so far, and those that no event has told of.
+    logprobs: Vec<Value>,
+    new_logprobs: Vec<Value>,
 }
 
 impl Making {
@@ -46,12 +53,16 @@ impl Making {
             item_ids: Vec::new(),
             finish_reason: None,
             num_events: 0,
+            top_logprobs: None,
+            logprobs: Vec::new(),
+            new_logprobs: Vec::new(),
         }
     }
 
     /// Takes in what is new.
     pub fn take(&mut self, update: Update) -> Vec<Change> {
         let mut changes = Vec::new();
+        self.take_logprobs(&update);
         for event in update.events {
             self.blocks.push(event, &mut changes);
         }
@@ -68,6 +79,19 @@ impl Making {
             self.item_ids.push(format!("{prefix}_{}", ids::unique()));
         }
         changes
+    }
+
+    /// Only tokens of the text have a place to be told of.
+    fn take_logprobs(&mut self, update: &Update) {
+        let Some(top) = self.top_logprobs else { return };
+        if update.events.iter().all(|event| matches!(event, AnswerEvent::Content(_))) {
+            let names = TokenNames { model: &self.app.model, as_ids: false };
+            let entries = logprobs::chat(&update.logprobs, top, names).content;
+            let entries = entries.iter().filter_map(|entry| serde_json::to_value(entry).ok());
+            self.new_logprobs.extend(entries);
+            let first_new = self.new_logprobs.len() - update.logprobs.len().min(self.new_logprobs.len());
+            self.logprobs.extend_from_slice(&self.new_logprobs[first_new..]);
+        }
     }
 
     /// The response is done: fills in the object and keeps it if it is to be kept.
@@ -120,7 +144,7 @@ impl Making {
     }
 
     fn item(&self, index: usize, status: &'static str) -> OutputItem {
-        item(&self.blocks.list[index], self.item_ids[index].clone(), status)
+        item(&self.blocks.list[index], self.item_ids[index].clone(), status, &self.logprobs)
     }
 
     fn push(&mut self, event: ResponseEvent<'_>, out: &mut Events) {
@@ -146,16 +170,18 @@ impl Making {
         match change {
             Change::Opened(_) => {
                 let empty = Block { text: String::new(), ..block };
-                let item = Some(item(&empty, item_id.clone(), "in_progress"));
+                let item = Some(item(&empty, item_id.clone(), "in_progress", &[]));
                 self.push(ResponseEvent { kind: "response.output_item.added", item, ..event }, out);
-                if let Some(part) = part(&empty) {
+                if let Some(part) = part(&empty, &[]) {
                     let kind = "response.content_part.added";
                     self.push(ResponseEvent { kind, part: Some(part), ..of_part }, out);
                 }
             }
             Change::Extended(_, text) => {
                 let (kind, logprobs) = match block.kind {
-                    BlockKind::Text => ("response.output_text.delta", Some(Vec::new())),
+                    BlockKind::Text => {
+                        ("response.output_text.delta", Some(std::mem::take(&mut self.new_logprobs)))
+                    }
                     BlockKind::Reasoning => ("response.reasoning_text.delta", None),
                     BlockKind::Call { .. } => ("response.function_call_arguments.delta", None),
                 };
@@ -166,7 +192,7 @@ impl Making {
                     BlockKind::Text => ResponseEvent {
                         kind: "response.output_text.done",
                         text: Some(&block.text),
-                        logprobs: Some(Vec::new()),
+                        logprobs: Some(self.logprobs.clone()),
                         ..of_part.clone()
                     },
                     BlockKind::Reasoning => ResponseEvent {
@@ -182,22 +208,22 @@ impl Making {
                     },
                 };
                 self.push(done, out);
-                if let Some(part) = part(&block) {
+                if let Some(part) = part(&block, &self.logprobs) {
                     let kind = "response.content_part.done";
                     self.push(ResponseEvent { kind, part: Some(part), ..of_part }, out);
                 }
                 let is_cut = self.finish_reason == Some(FinishReason::Length);
                 let status = if is_cut { self.status_if_cut(index) } else { "completed" };
-                let item = Some(item(&block, item_id.clone(), status));
+                let item = Some(item(&block, item_id.clone(), status, &self.logprobs));
                 self.push(ResponseEvent { kind: "response.output_item.done", item, ..event }, out);
             }
         }
     }
 }
 
-fn item(block: &Block, id: String, status: &'static str) -> OutputItem {
+fn item(block: &Block, id: String, status: &'static str, logprobs: &[Value]) -> OutputItem {
     // An item that has just begun has no parts yet.
-    let content = part(block).filter(|_| status != "in_progress").into_iter().collect();
+    let content = part(block, logprobs).filter(|_| status != "in_progress").into_iter().collect();
     match &block.kind {
         BlockKind::Reasoning => OutputItem::Reasoning { id, summary: Vec::new(), content, status },
         BlockKind::Text => OutputItem::Message { id, role: "assistant", status, content },
@@ -211,11 +237,11 @@ fn item(block: &Block, id: String, status: &'static str) -> OutputItem {
     }
 }
 
-fn part(block: &Block) -> Option<ContentPart> {
+fn part(block: &Block, logprobs: &[Value]) -> Option<ContentPart> {
     let text = block.text.clone();
     match block.kind {
         BlockKind::Text => {
-            Some(ContentPart::OutputText { text, annotations: Vec::<Value>::new(), logprobs: Vec::new() })
+            Some(ContentPart::OutputText { text, annotations: Vec::new(), logprobs: logprobs.to_vec() })
         }
         BlockKind::Reasoning => Some(ContentPart::ReasoningText { text }),
         BlockKind::Call { .. } => None,

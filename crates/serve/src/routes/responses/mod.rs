@@ -23,11 +23,12 @@ use crate::prepare::{ChatOptions, Conversation};
 use crate::sse;
 use crate::state::App;
 use crate::store::{Stored, Turns};
-use crate::tools::{Described, ToolChoice, ToolUse, check_type, mode_of};
+use crate::structured;
+use crate::tools::{Described, ToolChoice, ToolUse, check_type, keep_allowed, mode_of};
 use crate::types::common::SamplingFields;
 use crate::types::responses::{
-    DeletedResponse, ReasoningOptions, ResponseFields, ResponseInput, ResponseObject, ResponseToolChoice,
-    TextFormat,
+    DeletedResponse, InputItems, ReasoningOptions, ResponseFields, ResponseInput, ResponseObject,
+    ResponseToolChoice, TextFormat,
 };
 use crate::types::tools::Function;
 
@@ -41,14 +42,16 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let Received { in_flight, own: mut asked, fields, .. } = receive::<ResponseFields>(&app, request).await?;
     check_supported(&asked, &fields)?;
-    let show = Show::new(&fields)?;
+    let show = Show::new(&app, &fields)?;
     let mut turns = previous_turns(&app, &tenant, &asked)?;
     let missing = || ApiError::invalid_field("input", "input is missing: give a text or a list of items");
     let asked_input: ResponseInput = asked.input.take().ok_or_else(missing)?;
     input::extend(&mut turns, asked_input)?;
     let response = response_object(&app, &asked, &fields);
+    let top_logprobs = shows_logprobs(&asked).then(|| asked.top_logprobs.unwrap_or(0) as usize);
     let ask = ask(asked, fields, &turns)?;
     let mut making = Making::new(&app, tenant.clone(), response, turns);
+    making.top_logprobs = top_logprobs;
     let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
     if making.response.background {
         return in_background(making, generation);
@@ -79,12 +82,9 @@ fn check_supported(asked: &ResponseFields, fields: &SamplingFields) -> Result<()
     if fields.n.is_some_and(|n| n != 1) {
         return Err(ApiError::invalid_field("n", "a response has one answer: leave n out"));
     }
-    if asked.truncation.as_ref().is_some_and(|truncation| truncation != "disabled") {
-        return Err(ApiError::unsupported("truncation"));
-    }
-    let wants_logprobs = |include: &String| include.contains("logprobs");
-    if asked.include.as_ref().is_some_and(|include| include.iter().any(wants_logprobs)) {
-        return Err(ApiError::unsupported("include"));
+    if asked.truncation.as_ref().is_some_and(|truncation| !["disabled", "auto"].contains(&&**truncation)) {
+        let message = "truncation must be \"auto\" or \"disabled\"";
+        return Err(ApiError::invalid_field("truncation", message));
     }
     Ok(())
 }
@@ -127,20 +127,40 @@ fn response_object(app: &App, asked: &ResponseFields, fields: &SamplingFields) -
         tool_choice: Some(asked.tool_choice.clone().unwrap_or(ResponseToolChoice::Mode("auto".to_owned()))),
         tools: asked.tools.clone().unwrap_or_default(),
         top_p: fields.top_p.unwrap_or(defaults.top_p),
-        truncation: "disabled",
+        truncation: if truncates(asked) { "auto" } else { "disabled" },
         user: fields.user.clone(),
         metadata: asked.metadata.clone().unwrap_or_default(),
         ..ResponseObject::default()
     }
 }
 
-fn ask(asked: ResponseFields, fields: SamplingFields, turns: &Turns) -> Result<Ask, ApiError> {
-    let api = ApiFields { max_tokens: asked.max_output_tokens.or(fields.max_tokens), ..ApiFields::default() };
+/// What is too long loses its beginning.
+fn truncates(asked: &ResponseFields) -> bool {
+    asked.truncation.as_deref() == Some("auto")
+}
+
+/// Log-probabilities are a part of the answer only where they are asked for.
+fn shows_logprobs(asked: &ResponseFields) -> bool {
+    asked
+        .include
+        .as_ref()
+        .is_some_and(|include| include.iter().any(|part| part == "message.output_text.logprobs"))
+}
+
+fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Result<Ask, ApiError> {
+    let api = ApiFields {
+        max_tokens: asked.max_output_tokens.or(fields.max_tokens),
+        logprobs: shows_logprobs(&asked).then(|| asked.top_logprobs.unwrap_or(0)),
+        ..ApiFields::default()
+    };
+    if truncates(&asked) {
+        fields.truncate_prompt_tokens.get_or_insert(-1);
+    }
     let structured = match asked.text.as_ref().and_then(|text| text.format.as_ref()) {
         None | Some(TextFormat::Text) => None,
         Some(TextFormat::JsonObject) => Some(("text.format", StructuredOutput::JsonObject)),
         Some(TextFormat::JsonSchema { schema, .. }) => {
-            Some(("text.format", StructuredOutput::Json(Value::Object(schema.clone()).to_string())))
+            Some(("text.format", structured::json(Value::Object(schema.clone()))))
         }
     };
     let describe = |(index, tool): (usize, crate::types::responses::ResponseTool)| {
@@ -155,13 +175,17 @@ fn ask(asked: ResponseFields, fields: SamplingFields, turns: &Turns) -> Result<A
         Ok(Described { path, function })
     };
     let tools = asked.tools.unwrap_or_default().into_iter().enumerate().map(describe);
-    let tools = tools.collect::<Result<Vec<_>, ApiError>>()?;
+    let mut tools = tools.collect::<Result<Vec<_>, ApiError>>()?;
     let choice = match asked.tool_choice {
         None => ToolChoice::Auto,
         Some(ResponseToolChoice::Mode(mode)) => mode_of(&mode)?,
         Some(ResponseToolChoice::Named { kind, name }) => {
             check_type("tool_choice", &kind)?;
             ToolChoice::Named(name)
+        }
+        Some(ResponseToolChoice::Allowed { mode, tools: allowed, .. }) => {
+            keep_allowed(&mut tools, &allowed)?;
+            mode_of(&mode)?
         }
     };
     let mut messages = Turns::with_capacity(turns.len() + 1);
@@ -229,6 +253,18 @@ pub async fn retrieve(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     Ok(json(&*app.responses.get(&tenant, &id, "id")?.response))
+}
+
+pub async fn input_items(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let stored = app.responses.get(&tenant, &id, "id")?;
+    let data = input::items(&stored.turns);
+    let id_of = |item: Option<&Value>| item.and_then(|item| item["id"].as_str()).map(str::to_owned);
+    let (first_id, last_id) = (id_of(data.first()), id_of(data.last()));
+    Ok(json(&InputItems { object: "list", data, first_id, last_id, has_more: false }))
 }
 
 pub async fn remove(
