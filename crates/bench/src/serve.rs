@@ -78,11 +78,15 @@ pub struct ServeRun {
     pub outcomes: Vec<Outcome>,
 }
 
+const NO_TOKEN: &str = "ends the stream without a token";
+
 /// What all requests share.
 struct Load {
     client: Client,
     options: ServeOptions,
     model_id: String,
+    /// The server has no tokenizer: only token ids show when a token comes.
+    asks_token_ids: bool,
     started: Instant,
     num_chunks: AtomicU64,
 }
@@ -107,10 +111,21 @@ async fn run_async(
 ) -> Result<ServeRun, BenchError> {
     let client = Client::new(&options.base_url, &options.headers).await?;
     let model_id = find_model(&client, &options).await?;
-    let mut load = Load { client, options, model_id, started: Instant::now(), num_chunks: AtomicU64::new(0) };
+    let mut load = Load {
+        client,
+        options,
+        model_id,
+        asks_token_ids: false,
+        started: Instant::now(),
+        num_chunks: AtomicU64::new(0),
+    };
     // One request shows that everything fits together before a thousand fail.
     let first = samples.first().ok_or_else(|| BenchError::options("the workload is empty"))?;
-    let test = load.one(first, 0.0).await;
+    let mut test = load.one(first, 0.0).await;
+    if test.output_len > 0 && test.error.as_deref() == Some(NO_TOKEN) {
+        load.asks_token_ids = true;
+        test = load.one(first, 0.0).await;
+    }
     if let Some(cause) = test.error {
         let url = format!("{}{}", load.options.base_url, load.options.endpoint);
         return Err(BenchError::server(url, cause));
@@ -279,7 +294,7 @@ impl Load {
         }
         match failure {
             Some(cause) => Err(cause),
-            None if num_chunks == 0 => Err("ends the stream without a token".to_owned()),
+            None if num_chunks == 0 => Err(NO_TOKEN.to_owned()),
             None => Ok(()),
         }
     }
@@ -302,6 +317,9 @@ impl Load {
         body.insert("max_tokens".to_owned(), json!(sample.output_len));
         body.insert("stream".to_owned(), json!(true));
         body.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        if self.asks_token_ids {
+            body.insert("return_token_ids".to_owned(), json!(true));
+        }
         if options.ignore_eos {
             body.insert("ignore_eos".to_owned(), json!(true));
         }

@@ -33,6 +33,9 @@ pub struct EngineArgs {
     /// How the weights are read
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub load_format: LoadFormatArg,
+    /// Model, directory or tokenizer.json whose tokenizer is used instead of the model's own, or beside dummy weights
+    #[arg(long, value_name = "MODEL")]
+    pub tokenizer: Option<String>,
     /// float32 rounds nothing, so that every device gives the same tokens, but slowly; weights are used as they are stored,
     /// so that any other type is only a check of theirs
     #[arg(long, value_name = "TYPE", default_value = "auto")]

@@ -3,10 +3,11 @@
 //! [`TextModel`] is the half that knows text and can be shared by threads; [`Session`] adds the engine, driven by hand.
 //! This is the only place where `model`'s plain tokenizer data becomes a tokenizer of `text`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use baton_backend::{Backend, MockBackend, MockOptions, WeightFormat};
 use baton_core::{Constraint, Request, SamplingParams, StructuredOutput, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions, Machine};
@@ -52,7 +53,14 @@ impl Session {
         let expected = Expected { formats: files.weights()?.formats()?, cache };
         // A device takes a while to start, and a large vocabulary to read.
         let (text, backend) = std::thread::scope(|scope| {
-            let text = scope.spawn(|| TextModel::new(found.name, &files));
+            let text = scope.spawn(|| {
+                let text = TextModel::new(found.name, &files)?;
+                let other = args.tokenizer.as_deref().map(TextModel::of_tokenizer).transpose();
+                match other.context("--tokenizer")? {
+                    Some(other) => text.with_tokenizer(other, files.config().vocab_size),
+                    None => Ok(text),
+                }
+            });
             let backend = open_backend(args, Some(expected));
             (text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), backend)
         });
@@ -182,6 +190,53 @@ impl TextModel {
             template: template.transpose()?,
             tokenizer: tokenizer.map(Arc::new),
             eos_token_ids: eos_token_ids.into(),
+        })
+    }
+
+    /// The text side alone: of a model, of a directory with a `tokenizer.json`, or of such a file.
+    pub fn of_tokenizer(given: &str) -> Result<Self> {
+        let path = Path::new(given);
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+        let is_alone = file.extension().is_some_and(|ending| ending == "json")
+            && file.is_file()
+            && !file.with_file_name("config.json").is_file();
+        if !is_alone {
+            let found = model_path::resolve(Some(given))?;
+            let files = ModelFiles::open(&found.path, LoadFormat::Auto)?;
+            return Self::new(found.name, &files);
+        }
+        let json = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let config = std::fs::read(file.with_file_name("tokenizer_config.json")).ok();
+        let tokenizer = Tokenizer::from_hf(&json, config.as_deref())?;
+        Ok(Self {
+            name: given.to_owned(),
+            generation: GenerationDefaults::default(),
+            template: None,
+            eos_token_ids: tokenizer.end_token_ids().to_vec().into(),
+            tokenizer: Some(Arc::new(tokenizer)),
+        })
+    }
+
+    /// The same model with the tokenizer of another, and with its chat template if it has none itself.
+    fn with_tokenizer(self, other: Self, vocab_size: usize) -> Result<Self> {
+        let tokenizer = Arc::clone(other.tokenizer()?);
+        if tokenizer.vocab_size() > vocab_size {
+            return Err(hinted(
+                format!(
+                    "--tokenizer {} has {} tokens, but the model's vocabulary has {vocab_size}",
+                    other.name,
+                    tokenizer.vocab_size()
+                ),
+                "give the tokenizer that the model was made with, or a smaller one",
+            ));
+        }
+        let mut eos_token_ids = self.eos_token_ids.to_vec();
+        eos_token_ids.extend(other.eos_token_ids.iter().filter(|token| !self.eos_token_ids.contains(token)));
+        Ok(Self {
+            tokenizer: Some(tokenizer),
+            template: self.template.or(other.template),
+            eos_token_ids: eos_token_ids.into(),
+            ..self
         })
     }
 

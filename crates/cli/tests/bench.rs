@@ -15,10 +15,20 @@ struct Server {
     url: String,
 }
 
+/// A configuration small enough for random weights on any machine, in a folder without a tokenizer.
+const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 49408, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"#;
+
 impl Server {
     fn start(more: &[&str]) -> Self {
-        let (home, model) = (Baton::new(), model_arg());
-        let mut args = vec!["serve", &model, "--port", "0", "--max-model-len", "2048", "--log-level", "off"];
+        Self::start_model(&model_arg(), more)
+    }
+
+    fn start_model(model: &str, more: &[&str]) -> Self {
+        let home = Baton::new();
+        let mut args = vec!["serve", model, "--port", "0", "--max-model-len", "2048", "--log-level", "off"];
         args.extend(more);
         let mut command = home.command(&args);
         command.env_remove("BATON_API_KEY").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -341,4 +351,31 @@ fn every_part_of_the_relay_benchmark_gives_figures_and_charts() {
     assert_eq!(std::fs::read(page.with_extension("png")).expect("the picture")[..8], *b"\x89PNG\r\n\x1a\n");
     baton.fails(&["bench", "relay", &model, "--load-format", "dummy", "--parts", "rows"], "--row");
     assert_eq!(baton.run(&["bench", "relay", "--row", "64x2048"]).code, 2);
+}
+
+/// Random weights beside a lone config.json: only token ids and usage show what comes.
+#[test]
+fn a_server_without_a_tokenizer_is_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, TINY).expect("written");
+    let config = config.to_str().expect("a plain path");
+    let load = ["--num-prompts", "6", "--input-len", "12", "--output-len", "9", "--ignore-eos"];
+    let check = |server: &Server| {
+        let (_, result) = server.bench(&load);
+        assert_eq!((&result["completed"], &result["failed"]), (&6.into(), &0.into()), "{result}");
+        assert_eq!((&result["total_input_tokens"], &result["total_output_tokens"]), (&72.into(), &54.into()));
+        assert!(result["mean_ttft_ms"].as_f64() > Some(0.0) && result["mean_tpot_ms"].as_f64() > Some(0.0));
+    };
+    check(&Server::start_model(config, &["--load-format", "dummy"]));
+    let model = model_arg();
+    check(&Server::start_model(config, &["--load-format", "dummy", "--tokenizer", &model]));
+    let baton = Baton::new();
+    let small = folder.path().join("small.json");
+    std::fs::write(&small, TINY.replace("49408", "1000")).expect("written");
+    let small = small.to_str().expect("a plain path");
+    baton.fails(
+        &["complete", small, "--load-format", "dummy", "--tokenizer", &model, "-p", "a"],
+        "the model's vocabulary has 1000",
+    );
 }

@@ -219,7 +219,11 @@ impl Backend for CpuBackend {
                 cause: "the limits are set after the KV cache".to_owned(),
             })?
             .max_tokens;
-        let kv = KvCache::new(spec, num_device_blocks, num_host_blocks)?;
+        // Full precision rounds nothing to bf16.
+        let is_paired = |head_dim: usize| {
+            self.precision == Precision::Fast && self.kernels.has_pairs(spec.dtype, head_dim)
+        };
+        let kv = KvCache::new(spec, num_device_blocks, num_host_blocks, is_paired)?;
         let width = kv.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim).max().unwrap_or(0);
         self.scratch.kv = Buffer::new(max_tokens, width, "scratch for keys and values")?;
         for layer in &kv.layers {

@@ -23,15 +23,25 @@ pub enum Isa {
     Avx512,
     /// The same with the 8-bit dot products of VNNI.
     Avx512Vnni,
-    /// The same with AMX tiles for bf16 weights.
+    /// The same with dot products of bf16, for attention over 16-bit caches.
+    Avx512Bf16,
+    /// VNNI with AMX tiles for bf16 weights.
     AmxBf16,
     /// The same with tiles for quantised weights as well, which gives the results of VNNI to the last bit.
     Amx,
 }
 
 impl Isa {
-    pub const ALL: [Self; 7] =
-        [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::AmxBf16, Self::Amx];
+    pub const ALL: [Self; 8] = [
+        Self::Portable,
+        Self::Neon,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::AmxBf16,
+        Self::Amx,
+    ];
 
     /// True where this processor can run the path.
     #[cfg(target_arch = "x86_64")]
@@ -54,6 +64,7 @@ impl Isa {
             Self::Avx2 => avx2(),
             Self::Avx512 => avx512(),
             Self::Avx512Vnni => avx512() && is_x86_feature_detected!("avx512vnni"),
+            Self::Avx512Bf16 => Self::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
             Self::AmxBf16 | Self::Amx => {
                 Self::Avx512Vnni.is_available() && crate::kernels::amx::is_available()
             }
@@ -106,6 +117,7 @@ impl fmt::Display for Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
+            Self::Avx512Bf16 => "avx512-bf16",
             Self::AmxBf16 => "amx-bf16",
             Self::Amx => "amx",
         })
@@ -122,11 +134,12 @@ impl FromStr for Isa {
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             "avx512vnni" | "avx512-vnni" => Ok(Self::Avx512Vnni),
+            "avx512bf16" | "avx512-bf16" => Ok(Self::Avx512Bf16),
             "amxbf16" | "amx-bf16" => Ok(Self::AmxBf16),
             "amx" => Ok(Self::Amx),
             _ => Err(BackendError::Unsupported {
                 what: format!(
-                    "{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni, amxbf16 or amx"
+                    "{ISA_VARIABLE}={name}: use portable, neon, avx2, avx512, avx512vnni, avx512bf16, amxbf16 or amx"
                 ),
             }),
         }

@@ -1,11 +1,12 @@
 //! The paged KV cache: for each layer keys and values of device and host blocks, in the layout of
-//! [`crate::kernels::attention`]. Both tiers are plain memory here; moving a block is a copy.
+//! [`crate::kernels::attention`] or, where they are multiplied in pairs, of its pairs. Both tiers are plain memory here; moving a block is a copy.
 
 use baton_backend::{BackendError, BlockCopy, KvDtype, KvSpec, StepInput};
 use half::bf16;
 
 use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
+use crate::kernels::rows::Spread;
 use crate::memory::{AlignedBytes, SystemMemory};
 use crate::pool::Pool;
 use crate::units::Units;
@@ -17,6 +18,8 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// `head_dim` rounded up to whole vectors.
     pub value_dim: usize,
+    /// The layout is that of products in pairs.
+    pub is_paired: bool,
     device: Tier,
     host: Tier,
     key_block_bytes: usize,
@@ -57,10 +60,12 @@ pub fn check_spec(spec: &KvSpec) -> Result<(), BackendError> {
 }
 
 impl KvCache {
+    /// `is_paired` says of a head size whether the layer is laid out in pairs.
     pub fn new(
         spec: &KvSpec,
         num_device_blocks: usize,
         num_host_blocks: usize,
+        is_paired: impl Fn(usize) -> bool,
     ) -> Result<Self, BackendError> {
         check_spec(spec)?;
         let too_large = || BackendError::Unsupported { what: "a KV cache of that many bytes".to_owned() };
@@ -105,6 +110,7 @@ impl KvCache {
                 num_kv_heads: layer.num_kv_heads,
                 head_dim: layer.head_dim,
                 value_dim,
+                is_paired: is_paired(layer.head_dim),
                 device: tier(num_device_blocks, keys, values)?,
                 host: tier(num_host_blocks, keys, values)?,
                 key_block_bytes: keys,
@@ -185,9 +191,13 @@ impl KvLayer {
     ) {
         let (block, offset) = (slot / block_size, slot % block_size);
         let head = (block * self.num_kv_heads + head) * block_size;
-        let first_key =
-            head * self.head_dim + offset / PANEL_KEYS * PANEL_KEYS * self.head_dim + offset % PANEL_KEYS;
-        let first_value = (head + offset) * self.value_dim;
+        // Pairs are of two dimensions of a key, and of two keys of a dimension.
+        let pair = 1 + usize::from(self.is_paired);
+        let panel = offset / PANEL_KEYS * PANEL_KEYS;
+        let first_key = (head + panel) * self.head_dim + offset % PANEL_KEYS * pair;
+        let first_value = (head + offset / pair * pair) * self.value_dim + offset % pair;
+        let key_spread = if self.is_paired { Spread::Pairs } else { Spread::Even(PANEL_KEYS) };
+        let value_spread = Spread::Even(pair);
         // SAFETY: the caller's promise covers all places below; see the layout in `kernels::attention`.
         unsafe {
             macro_rules! write_as {
@@ -195,8 +205,8 @@ impl KvLayer {
                     let keys = self.keys().cast::<$type>().add(first_key);
                     let values = self.values().cast::<$type>().add(first_value);
                     for i in 0..self.head_dim {
-                        *keys.add(i * PANEL_KEYS) = $convert(*key.add(i));
-                        *values.add(i) = $convert(*value.add(i));
+                        *keys.add(key_spread.place(i)) = $convert(*key.add(i));
+                        *values.add(value_spread.place(i)) = $convert(*value.add(i));
                     }
                 }};
             }
@@ -205,7 +215,8 @@ impl KvLayer {
                 KvDtype::F16 => {
                     let keys = self.keys().cast::<u16>().add(first_key);
                     let values = self.values().cast::<u16>().add(first_value);
-                    (kernels.write_f16)(key, value, self.head_dim, keys, PANEL_KEYS, values);
+                    (kernels.write_f16)(key, self.head_dim, keys, key_spread);
+                    (kernels.write_f16)(value, self.head_dim, values, value_spread);
                 }
                 KvDtype::BF16 => write_as!(bf16, bf16::from_f32),
                 KvDtype::Int8 => {
@@ -218,8 +229,8 @@ impl KvLayer {
                     let values = self.values().add(first_value + factors).cast();
                     let (key_scale, value_scale) =
                         (scale_of(self.keys(), self.head_dim), scale_of(self.values(), self.value_dim));
-                    (kernels.write_int8)(key, self.head_dim, keys, PANEL_KEYS, key_scale);
-                    (kernels.write_int8)(value, self.head_dim, values, 1, value_scale);
+                    (kernels.write_int8)(key, self.head_dim, keys, key_spread, key_scale);
+                    (kernels.write_int8)(value, self.head_dim, values, value_spread, value_scale);
                 }
                 KvDtype::F8E4M3 => unreachable!("no such cache is made"),
             }

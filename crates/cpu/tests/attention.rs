@@ -9,6 +9,7 @@ use baton_backend::{
     NormKind, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
     SharedPrefixes, StepInput, WeightFormat, WeightUse, plan_attention, plan_relay,
 };
+use baton_cpu::Isa;
 use common::{Op, bits, cpu, error, limits, load_inputs, paths, random, run, run_and_read};
 
 const BLOCK_SIZE: usize = 16;
@@ -52,6 +53,9 @@ fn cases() -> Vec<Case> {
         PLAIN,
         Case { dtype: KvDtype::F16, style: RopeStyle::Interleaved, split: 64, ..PLAIN },
         Case { dtype: KvDtype::BF16, head_norms: true, rotary_dim: 16, window: Some(50), ..PLAIN },
+        Case { dtype: KvDtype::F16, head_dim: 40, rotary_dim: 20, window: Some(33), split: 32, ..PLAIN },
+        Case { dtype: KvDtype::F16, num_heads: 7, num_kv_heads: 1, head_dim: 80, rotary_dim: 80, ..PLAIN },
+        Case { dtype: KvDtype::BF16, num_heads: 8, num_kv_heads: 8, head_dim: 64, alibi: true, ..PLAIN },
         Case { softcap: Some(2.0), alibi: true, num_heads: 8, num_kv_heads: 8, ..PLAIN },
         Case { head_dim: 40, rotary_dim: 20, window: Some(33), split: 32, alibi: true, ..PLAIN },
         Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, split: 16, ..PLAIN },
@@ -170,6 +174,17 @@ fn history() -> Vec<Vec<Run>> {
     ]
 }
 
+/// Keys that round to another f16, bf16 or i8 than the reference's move a result by that rounding.
+fn limit(dtype: KvDtype, isa: Isa) -> f32 {
+    match dtype {
+        KvDtype::F32 => 2e-5,
+        // Queries and keys are rounded to bf16, that is scores of some 18 by some 0.03, and weights by as much.
+        KvDtype::F16 | KvDtype::BF16 | KvDtype::Int8 if isa == Isa::Avx512Bf16 => 4e-2,
+        KvDtype::F16 | KvDtype::BF16 => 4e-3,
+        KvDtype::Int8 | KvDtype::F8E4M3 => 1e-2,
+    }
+}
+
 #[test]
 fn every_kind_agrees_with_the_reference() {
     for case in cases() {
@@ -183,14 +198,8 @@ fn every_kind_agrees_with_the_reference() {
             let setup = build(&mut backend, &case);
             for (input, expected) in steps.iter().zip(&expected) {
                 let got = run_and_read(&mut backend, input, &setup.ops, setup.output);
-                // Keys that round to another f16, bf16 or i8 than the reference's move a result by that rounding.
-                let limit = match case.dtype {
-                    KvDtype::F32 => 2e-5,
-                    KvDtype::F16 | KvDtype::BF16 => 4e-3,
-                    KvDtype::Int8 | KvDtype::F8E4M3 => 1e-2,
-                };
                 let error = error(&got, expected);
-                assert!(error < limit, "{case:?} on {isa}: {error}");
+                assert!(error < limit(case.dtype, isa), "{case:?} on {isa}: {error}");
             }
         }
     }
@@ -250,7 +259,7 @@ fn a_long_context_in_segments_has_the_same_bits_however_it_is_split() {
         let reference = run_all(&mut ReferenceBackend::new(), &case, false);
         for isa in paths() {
             let whole = run_all(&mut cpu(isa, 1), &case, false);
-            let limit = if case.dtype == KvDtype::F32 { 2e-5 } else { 1e-2 };
+            let limit = limit(case.dtype, isa);
             assert!(error(&whole, &reference) < limit, "{case:?} on {isa}: {}", error(&whole, &reference));
             for threads in [1, 2, 5] {
                 let got = run_all(&mut cpu(isa, threads), &case, true);
@@ -262,8 +271,10 @@ fn a_long_context_in_segments_has_the_same_bits_however_it_is_split() {
 
 #[test]
 fn eight_bits_stay_close_to_f32() {
-    // With one key there is no choice, so the first token's result is its value to within half a step of 1/127.
+    // With one key there is no choice, so the first token's result is its value to within half a step of 1/127, and its factor
+    // may be rounded to bf16.
     for isa in paths() {
+        let rounding = if isa == Isa::Avx512Bf16 { 2e-3 } else { 0.0 };
         let run_with = |dtype: KvDtype| {
             let case = Case { dtype, ..PLAIN };
             let mut backend = cpu(isa, 2);
@@ -276,13 +287,13 @@ fn eight_bits_stay_close_to_f32() {
             exact[..PLAIN.num_heads * PLAIN.head_dim].chunks(32).zip(got.chunks(PLAIN.head_dim))
         {
             let error = error(got, exact);
-            assert!(error > 1e-4 && error < 0.5001 / 127.0, "{isa}: {error}");
+            assert!(error > 1e-4 && error < 0.5001 / 127.0 + rounding, "{isa}: {error}");
         }
         // These scores have a deviation of about 18, so the softmax is sharp and near ties turn over.
         let square = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x * x)).sum::<f64>();
         let difference = square(&mut got.iter().zip(&exact).map(|(a, b)| a - b));
         let error = (difference / square(&mut exact.iter().copied())).sqrt();
-        assert!(error < 0.02, "{isa}: {error}");
+        assert!(error < 0.02 + 10.0 * f64::from(rounding), "{isa}: {error}");
     }
 }
 
@@ -394,6 +405,8 @@ fn sharing_a_beginning_does_not_change_a_bit() {
     let pages = NUM_BLOCKS - 21;
     let cases = [
         Case { dtype: KvDtype::F16, ..PLAIN },
+        Case { dtype: KvDtype::F16, head_dim: 80, rotary_dim: 80, window: Some(601), ..PLAIN },
+        Case { dtype: KvDtype::BF16, num_heads: 8, num_kv_heads: 8, alibi: true, ..PLAIN },
         Case { dtype: KvDtype::Int8, window: Some(600), ..PLAIN },
         Case { head_dim: 40, rotary_dim: 20, alibi: true, softcap: Some(2.0), ..PLAIN },
         Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, ..PLAIN },

@@ -57,6 +57,9 @@ struct Choice<'a> {
     text: Option<Text<'a>>,
     #[serde(borrow, default)]
     delta: Option<Delta<'a>>,
+    /// What a server sends that was asked with `return_token_ids`.
+    #[serde(default)]
+    token_ids: Option<Vec<IgnoredAny>>,
     #[serde(default)]
     finish_reason: Option<IgnoredAny>,
 }
@@ -77,9 +80,15 @@ impl<'a> Chunk<'a> {
     }
 
     /// The new text, if the chunk stands for at least one token. A chat's opening chunk has none, nor has a chunk that
-    /// only says why the answer ended; a token that is not yet a whole character has an empty one.
+    /// only says why the answer ended; a token that is not yet a whole character has an empty one. Token ids are tokens, whatever
+    /// the text is: a server without a tokenizer has none.
     pub fn new_text(&self) -> Option<&str> {
         let choice = self.choices.0.as_ref()?;
+        let has_ids = choice.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+        Self::shown_text(choice).or(has_ids.then_some(""))
+    }
+
+    fn shown_text<'b>(choice: &'b Choice<'a>) -> Option<&'b str> {
         if let Some(delta) = &choice.delta {
             let text = if delta.content.0.is_empty() { &delta.reasoning_content.0 } else { &delta.content.0 };
             return (!text.is_empty() || delta.tool_calls.is_some()).then_some(text);
@@ -161,6 +170,9 @@ mod tests {
         check(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#, None);
         check(r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}"#, None);
         check(r#"{"choices":null}"#, None);
+        check(r#"{"choices":[{"text":"","token_ids":[7],"finish_reason":"length"}]}"#, Some(""));
+        check(r#"{"choices":[{"delta":{"content":""},"token_ids":[7,9]}]}"#, Some(""));
+        check(r#"{"choices":[{"delta":{"content":""},"token_ids":[],"finish_reason":"stop"}]}"#, None);
     }
 
     #[test]

@@ -3,12 +3,11 @@
 //! Keys are taken in tiles of 64 whose borders are absolute positions, in ascending order, with an online softmax in
 //! f32. A tile that a row does not see leaves the row exactly as it was. So the result of a row depends neither on the
 //! rows beside it nor on whether it came in a prompt or as a decode. Long contexts are made of segments: see
-//! [`super::segments`]. Where a unit has many rows, the keys and then the
-//! values of a tile are first opened to f32 in the worker's scratch; the order of additions is the same.
+//! [`super::segments`]. The products of a tile are those of [`super::float_products`] in f32 or of `super::pairs` in bf16.
 //!
 //! Layouts: keys `[block][kv head][block_size / 16][head_dim][16 keys]`, so that a lane is a key; values
-//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension. See [`super::int8_cache`] for what
-//! 8-bit caches keep beside.
+//! `[block][kv head][block_size][value_dim]`, so that a lane is an output dimension. Where products are of pairs, the pairs lie
+//! side by side: see `super::pairs`. See [`super::int8_cache`] for what 8-bit caches keep beside.
 //!
 //! # Safety
 //! As in [`super::simd`]; further, the pointers of [`AttentionArgs`] cover what its fields say.
@@ -16,7 +15,6 @@
 
 use baton_backend::NO_PARTIAL;
 
-use super::floats::{self, ChunkKernel, Element, ElementF32, FloatArgs};
 use super::int8_cache::{scale_scores, scale_weights};
 use super::rows::scale_row;
 use super::segments::{RowStates, SEGMENT_KEYS};
@@ -29,8 +27,6 @@ pub const TILE_KEYS: usize = 64;
 pub const PANEL_KEYS: usize = 16;
 /// Rows (queries × heads of a group) of a unit, unless a single query has more heads.
 pub const UNIT_ROWS: usize = 96;
-/// From this many rows on a tile's keys and values are opened first.
-const OPENED_ROWS: usize = 5;
 
 /// Everything a unit needs.
 #[derive(Clone, Copy, Debug)]
@@ -218,7 +214,7 @@ impl AttentionArgs {
 
     /// The neighbours from `query` on that need as many panels: their end, and the panels.
     #[inline(always)]
-    unsafe fn run_of(&self, query: usize, tile: usize) -> (usize, usize) {
+    pub(super) unsafe fn run_of(&self, query: usize, tile: usize) -> (usize, usize) {
         let panels = self.panels_seen(query, tile);
         let mut end = query + 1;
         while end < self.num_queries && self.panels_seen(end, tile) == panels {
@@ -228,17 +224,25 @@ impl AttentionArgs {
     }
 }
 
-/// The kernels for opened keys and values, which do not depend on the format of the cache.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenedKernels {
-    pub multiply: ChunkKernel,
-    /// `(args, tile, first, last)`.
-    pub add_values: unsafe fn(&AttentionArgs, usize, usize, usize),
+/// The two products of a tile, in one arithmetic. For each row the order of additions is one, whatever rows are beside it.
+pub(super) trait Products<S: Simd> {
+    /// Takes a row's query, times the scale, into the scratch. Rows come in their order.
+    unsafe fn load_query(&self, args: &AttentionArgs, row: usize, from: *const f32);
+    /// The scores of all rows with the keys `first..last` of a tile, in whole panels; those that a row does not see may be
+    /// left out.
+    unsafe fn score(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
+    /// Weights of the scores, see [`soften`].
+    #[inline(always)]
+    unsafe fn soften(&self, args: &AttentionArgs, rows: usize, tile: usize) {
+        soften::<S, false>(args, rows, tile);
+    }
+    /// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile, as far as rows see them.
+    unsafe fn add_values(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
 }
 
 /// Runs a unit.
 #[inline(always)]
-pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedKernels) {
+pub(super) unsafe fn attend<S: Simd, P: Products<S>>(args: &AttentionArgs, products: &P) {
     let rows = args.num_queries * args.group;
     let scratch = &args.scratch;
     let (mut low, mut high) = (usize::MAX, 0);
@@ -249,8 +253,7 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     for row in 0..rows {
         let head = args.kv_head * args.group + row % args.group;
         let query = (args.query_start + row / args.group) * args.stride + head * args.head_dim;
-        let to = scratch.queries.add(row * args.value_dim);
-        scale_row::<S>(args.query.add(query), args.head_dim, args.scale, to);
+        products.load_query(args, row, args.query.add(query));
         if args.chain.is_none() {
             // Its lines are wanted at the end.
             for i in (0..args.head_dim).step_by(16) {
@@ -265,20 +268,15 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     let mut tile = start / TILE_KEYS * TILE_KEYS;
     while tile < end {
         let (first, last) = (tile.max(start), (tile + TILE_KEYS).min(end));
-        score::<S, E>(args, rows, tile, first, last, opened.multiply);
+        products.score(args, rows, tile, first, last);
         if args.scale_bytes > 0 {
             scale_scores::<S>(args, rows, tile, first, last);
         }
-        soften::<S>(args, rows, tile);
+        products.soften(args, rows, tile);
         if args.scale_bytes > 0 {
             scale_weights::<S>(args, rows, tile, first, last);
         }
-        if rows >= OPENED_ROWS {
-            open_values::<S, E>(args, tile, first, last);
-            (opened.add_values)(args, tile, first, last);
-        } else {
-            add_values::<S, E, false>(args, tile, first, last);
-        }
+        products.add_values(args, rows, tile, first, last);
         tile += TILE_KEYS;
         if tile < end && tile.is_multiple_of(SEGMENT_KEYS) {
             if !is_folded {
@@ -299,216 +297,6 @@ pub unsafe fn attend<S: Simd, E: Element>(args: &AttentionArgs, opened: &OpenedK
     for row in 0..rows {
         if args.chain.end::<S>(args, states, row) {
             finish_row::<S>(args, states, row);
-        }
-    }
-}
-
-/// The scores of all rows with the keys `first..last` of a tile, in whole panels; those that a row does not see may be
-/// left out.
-#[inline(always)]
-unsafe fn score<S: Simd, E: Element>(
-    args: &AttentionArgs,
-    rows: usize,
-    tile: usize,
-    first: usize,
-    last: usize,
-    multiply: ChunkKernel,
-) {
-    let scratch = &args.scratch;
-    let panels = first / PANEL_KEYS..last.div_ceil(PANEL_KEYS);
-    let panel_floats = args.head_dim * PANEL_KEYS;
-    let all = FloatArgs {
-        panels: scratch.opened.cast_const().cast(),
-        panel_stride: panel_floats * 4,
-        num_panels: panels.len(),
-        cols: args.head_dim,
-        rows: scratch.queries,
-        stride: args.value_dim,
-        num_rows: rows,
-        out: scratch.scores.add(panels.start * PANEL_KEYS - tile),
-        out_stride: TILE_KEYS,
-        out_panel_stride: PANEL_KEYS,
-        accumulate: false,
-    };
-    let first_panel = panels.start - tile / PANEL_KEYS;
-    for (i, panel) in panels.enumerate() {
-        let (keys, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
-        let keys = keys.add(inside * args.head_dim * E::BYTES);
-        if rows >= OPENED_ROWS {
-            floats::open::<S, E>(keys, panel_floats, scratch.opened.add(i * panel_floats));
-        } else {
-            prefetch_around::<S, E>(args, panel * PANEL_KEYS);
-            let out = all.out.add(i * PANEL_KEYS);
-            floats::multiply_few::<S, E>(&FloatArgs { panels: keys, num_panels: 1, out, ..all });
-        }
-    }
-    let mut query = 0;
-    while rows >= OPENED_ROWS && query < args.num_queries {
-        let (end, panels) = args.run_of(query, tile);
-        if panels > first_panel {
-            let (row, num_rows) = (query * args.group, (end - query) * args.group);
-            let num_panels = panels - first_panel;
-            floats::multiply_opened(&FloatArgs { num_panels, num_rows, ..all.at(0, row) }, multiply);
-        }
-        query = end;
-    }
-}
-
-/// Asks for the values of the panel at `key`, which are needed next, and for the keys of the same panel of the next tile.
-/// Panels are too short for the processor to see the stream by itself.
-#[inline(always)]
-unsafe fn prefetch_around<S: Simd, E: Element>(args: &AttentionArgs, key: usize) {
-    let (_, values, inside) = args.place(key, E::BYTES);
-    let values = values.add(inside * args.value_dim * E::BYTES);
-    for line in (0..PANEL_KEYS * (args.value_dim * E::BYTES + args.scale_bytes)).step_by(64) {
-        S::prefetch(values.wrapping_add(line));
-    }
-    let next = key + TILE_KEYS;
-    if next < args.kv_end {
-        let (keys, _, inside) = args.place(next, E::BYTES);
-        let keys = keys.add(inside * args.head_dim * E::BYTES);
-        for line in (0..PANEL_KEYS * (args.head_dim * E::BYTES + args.scale_bytes)).step_by(64) {
-            S::prefetch(keys.wrapping_add(line));
-        }
-    }
-}
-
-/// Opens the values `first..last` of a tile.
-#[inline(always)]
-unsafe fn open_values<S: Simd, E: Element>(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
-    let mut key = first;
-    while key < last {
-        let stop = last.min((key / PANEL_KEYS + 1) * PANEL_KEYS);
-        let (_, values, inside) = args.place(key, E::BYTES);
-        let values = values.add(inside * args.value_dim * E::BYTES);
-        let to = args.scratch.opened.add((key - tile) * args.value_dim);
-        floats::open::<S, E>(values, (stop - key) * args.value_dim, to);
-        key = stop;
-    }
-}
-
-/// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile, as far as rows see them.
-#[inline(always)]
-unsafe fn add_values<S: Simd, E: Element, const OPENED: bool>(
-    args: &AttentionArgs,
-    tile: usize,
-    first: usize,
-    last: usize,
-) {
-    let mut query = 0;
-    while query < args.num_queries {
-        let (end, panels) = args.run_of(query, tile);
-        let last = last.min(tile + panels * PANEL_KEYS);
-        if first < last {
-            add_values_of::<S, E, OPENED>(args, query * args.group, end * args.group, tile, first, last);
-        }
-        query = end;
-    }
-}
-
-/// The same for the rows `row..end`.
-#[inline(always)]
-unsafe fn add_values_of<S: Simd, E: Element, const OPENED: bool>(
-    args: &AttentionArgs,
-    mut row: usize,
-    end: usize,
-    tile: usize,
-    first: usize,
-    last: usize,
-) {
-    while row < end {
-        let left = end - row;
-        row += if S::WIDE && OPENED && left >= 6 {
-            add_values_to::<S, E, OPENED, 6, 4>(args, row, tile, first, last);
-            6
-        } else if left >= 4 {
-            add_values_to::<S, E, OPENED, 4, 2>(args, row, tile, first, last);
-            4
-        } else if left >= 3 {
-            add_values_to::<S, E, OPENED, 3, 2>(args, row, tile, first, last);
-            3
-        } else if left >= 2 {
-            add_values_to::<S, E, OPENED, 2, 4>(args, row, tile, first, last);
-            2
-        } else {
-            add_values_to::<S, E, OPENED, 1, 4>(args, row, tile, first, last);
-            1
-        };
-    }
-}
-
-/// The same with opened values.
-#[inline(always)]
-pub unsafe fn add_opened<S: Simd>(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
-    add_values::<S, ElementF32, true>(args, tile, first, last);
-}
-
-/// The same for `T` rows, `D` vectors of dimensions at a time.
-#[inline(always)]
-unsafe fn add_values_to<S: Simd, E: Element, const OPENED: bool, const T: usize, const D: usize>(
-    args: &AttentionArgs,
-    row: usize,
-    tile: usize,
-    first: usize,
-    last: usize,
-) {
-    let mut dim = 0;
-    while dim + 16 * D <= args.value_dim {
-        add_value_columns::<S, E, OPENED, T, D>(args, row, tile, first, last, dim);
-        dim += 16 * D;
-    }
-    while dim < args.value_dim {
-        add_value_columns::<S, E, OPENED, T, 1>(args, row, tile, first, last, dim);
-        dim += 16;
-    }
-}
-
-#[inline(always)]
-unsafe fn add_value_columns<S: Simd, E: Element, const OPENED: bool, const T: usize, const D: usize>(
-    args: &AttentionArgs,
-    row: usize,
-    tile: usize,
-    first: usize,
-    last: usize,
-    dim: usize,
-) {
-    let outputs = args.scratch.states.outputs.add(row * args.value_dim + dim);
-    let weights = args.scratch.scores.add(row * TILE_KEYS);
-    let mut sums = [[S::splat(0.0); D]; T];
-    for t in 0..T {
-        let factor = S::splat(*args.scratch.factors.add(row + t));
-        for d in 0..D {
-            sums[t][d] = S::mul(S::load(outputs.add(t * args.value_dim + d * 16)), factor);
-        }
-    }
-    let mut key = first;
-    while key < last {
-        // Opened values lie side by side, those of the cache in panels.
-        let stop = if OPENED { last } else { last.min((key / PANEL_KEYS + 1) * PANEL_KEYS) };
-        let values: *const u8 = if OPENED {
-            args.scratch.opened.add((key - tile) * args.value_dim + dim).cast_const().cast()
-        } else {
-            let (_, values, inside) = args.place(key, E::BYTES);
-            values.add((inside * args.value_dim + dim) * E::BYTES)
-        };
-        for i in 0..stop - key {
-            let value = values.add(i * args.value_dim * E::BYTES);
-            let mut lanes = [S::splat(0.0); D];
-            for d in 0..D {
-                lanes[d] = E::load::<S>(value.add(d * 16 * E::BYTES));
-            }
-            for t in 0..T {
-                let weight = S::splat(*weights.add(t * TILE_KEYS + key + i - tile));
-                for d in 0..D {
-                    sums[t][d] = S::fma(weight, lanes[d], sums[t][d]);
-                }
-            }
-        }
-        key = stop;
-    }
-    for t in 0..T {
-        for d in 0..D {
-            S::store(outputs.add(t * args.value_dim + d * 16), sums[t][d]);
         }
     }
 }

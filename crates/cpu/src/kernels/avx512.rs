@@ -146,6 +146,11 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
         _mm512_abs_ps(a)
     }
     #[inline(always)]
+    unsafe fn round_bf16(a: Self::F) -> Self::F {
+        let bits = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x8000));
+        _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+    }
+    #[inline(always)]
     unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F {
         _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_set1_ps(limit)), value)
     }

@@ -11,19 +11,19 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use super::attention::{AttentionArgs, PANEL_KEYS, TILE_KEYS};
-use super::rows::load_some;
+use super::rows::{Spread, load_some};
 use super::simd::Simd;
 
 /// Largest magnitudes up to here are stored as zero: their inverse would overflow.
 const TINY: f32 = 1e-30;
 
-/// Writes one head: quants `stride` apart, and its factor. What is not finite makes the factor NaN, so that it shows.
+/// Writes one head: its quants and its factor. What is not finite makes the factor NaN, so that it shows.
 #[inline(always)]
 pub unsafe fn write_int8<S: Simd>(
     x: *const f32,
     len: usize,
     quants: *mut i8,
-    stride: usize,
+    spread: Spread,
     scale: *mut f32,
 ) {
     let (mut largest, mut infinite) = (S::splat(0.0), S::splat(0.0));
@@ -40,7 +40,7 @@ pub unsafe fn write_int8<S: Simd>(
         let left = (len - i).min(16);
         S::store_i8(bytes.as_mut_ptr(), S::to_int(S::mul(load_some::<S>(x.add(i), left), inverse)));
         for (j, &byte) in bytes[..left].iter().enumerate() {
-            *quants.add((i + j) * stride) = byte;
+            *quants.add(spread.place(i + j)) = byte;
         }
     }
 }

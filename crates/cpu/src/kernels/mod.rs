@@ -10,12 +10,15 @@ pub mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod float_products;
 pub mod floats;
 pub mod gemm;
 pub mod int8_cache;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 pub mod peak;
 mod portable;
 pub mod rows;

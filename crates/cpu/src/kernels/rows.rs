@@ -8,6 +8,7 @@
 
 use baton_backend::{Activation, RopeStyle};
 
+use super::attention::PANEL_KEYS;
 use super::math::{activate, softcap};
 use super::simd::Simd;
 use crate::quantize::ActivationBlock;
@@ -237,24 +238,39 @@ pub unsafe fn scale_row<S: Simd>(x: *const f32, len: usize, factor: f32, out: *m
     }
 }
 
-/// Writes one head's key and value as f16: the key's values `stride` apart, the value's side by side.
+/// Where the dimensions of a head lie in the cache, from its first on.
+#[derive(Clone, Copy, Debug)]
+pub enum Spread {
+    /// So many values apart.
+    Even(usize),
+    /// In pairs that are as far apart as two keys of a panel.
+    Pairs,
+}
+
+impl Spread {
+    #[inline(always)]
+    pub fn place(self, dim: usize) -> usize {
+        match self {
+            Self::Even(stride) => dim * stride,
+            Self::Pairs => dim / 2 * 2 * PANEL_KEYS + dim % 2,
+        }
+    }
+}
+
+/// Writes one head's key or value as f16.
 #[inline(always)]
-pub unsafe fn write_f16<S: Simd>(
-    key: *const f32,
-    value: *const f32,
-    len: usize,
-    keys: *mut u16,
-    stride: usize,
-    values: *mut u16,
-) {
+pub unsafe fn write_f16<S: Simd>(x: *const f32, len: usize, out: *mut u16, spread: Spread) {
     let mut halves = [0u16; 16];
     for i in (0..len).step_by(16) {
         let left = (len - i).min(16);
-        S::store_f16(halves.as_mut_ptr(), load_some::<S>(key.add(i), left));
-        for (j, &half) in halves[..left].iter().enumerate() {
-            *keys.add((i + j) * stride) = half;
+        S::store_f16(halves.as_mut_ptr(), load_some::<S>(x.add(i), left));
+        match spread {
+            Spread::Even(1) => std::ptr::copy_nonoverlapping(halves.as_ptr(), out.add(i), left),
+            _ => {
+                for (j, &half) in halves[..left].iter().enumerate() {
+                    *out.add(spread.place(i + j)) = half;
+                }
+            }
         }
-        S::store_f16(halves.as_mut_ptr(), load_some::<S>(value.add(i), left));
-        std::ptr::copy_nonoverlapping(halves.as_ptr(), values.add(i), left);
     }
 }

@@ -59,6 +59,11 @@ pub trait Simd: Copy + 'static {
         unsafe { Self::fma(a, b, c) }
     }
     unsafe fn abs(a: Self::F) -> Self::F;
+    /// The nearest bf16 of a number that is no NaN, ties away from zero. Only where bf16 is multiplied.
+    #[inline(always)]
+    unsafe fn round_bf16(a: Self::F) -> Self::F {
+        a
+    }
     /// `value` where `x >= limit`, else 0.
     unsafe fn zero_below(value: Self::F, x: Self::F, limit: f32) -> Self::F;
     /// Lanes `first..last` of `x`; minus infinity in the others.

@@ -12,8 +12,10 @@ use super::math::{exp, softcap};
 use super::simd::Simd;
 
 /// Turns the scores of a tile into weights, and moves maxima and sums on. Rows that see nothing of the tile keep theirs.
+/// With `NARROW` weights are rounded to bf16, and so are those in the sums: what the values are divided by is what they are
+/// multiplied with.
 #[inline(always)]
-pub unsafe fn soften<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize) {
+pub unsafe fn soften<S: Simd, const NARROW: bool>(args: &AttentionArgs, rows: usize, tile: usize) {
     let scratch = &args.scratch;
     for query in 0..args.num_queries {
         let (first, last) = args.seen_in(query, tile);
@@ -35,7 +37,7 @@ pub unsafe fn soften<S: Simd>(args: &AttentionArgs, rows: usize, tile: usize) {
         let (first, last) = args.seen_in(query, tile);
         for row in query * args.group..(query + 1) * args.group {
             if first < last {
-                weigh_row::<S>(scratch, row, first / 16, last.div_ceil(16));
+                weigh_row::<S, NARROW>(scratch, row, first / 16, last.div_ceil(16));
             }
         }
     }
@@ -90,14 +92,22 @@ unsafe fn find_maximum<S: Simd>(
 
 /// The weights of a row in vectors `start..end` of a tile, 0 before them, and their sum.
 #[inline(always)]
-unsafe fn weigh_row<S: Simd>(scratch: &AttentionScratch, row: usize, start: usize, end: usize) {
+unsafe fn weigh_row<S: Simd, const NARROW: bool>(
+    scratch: &AttentionScratch,
+    row: usize,
+    start: usize,
+    end: usize,
+) {
     let scores = scratch.scores.add(row * TILE_KEYS);
     let largest = S::splat(*scratch.states.maxima.add(row));
     let sums = scratch.states.sums.add(row * 16);
     let mut sum = S::mul(S::load(sums), S::splat(*scratch.factors.add(row)));
     if start == 0 && end == TILE_KEYS / 16 {
         for i in 0..TILE_KEYS / 16 {
-            let weight = exp::<S>(S::sub(S::load(scores.add(i * 16)), largest));
+            let mut weight = exp::<S>(S::sub(S::load(scores.add(i * 16)), largest));
+            if NARROW {
+                weight = S::round_bf16(weight);
+            }
             sum = S::add(sum, weight);
             S::store(scores.add(i * 16), weight);
         }
@@ -106,7 +116,10 @@ unsafe fn weigh_row<S: Simd>(scratch: &AttentionScratch, row: usize, start: usiz
             S::store(scores.add(i * 16), S::splat(0.0));
         }
         for i in start..end {
-            let weight = exp::<S>(S::sub(S::load(scores.add(i * 16)), largest));
+            let mut weight = exp::<S>(S::sub(S::load(scores.add(i * 16)), largest));
+            if NARROW {
+                weight = S::round_bf16(weight);
+            }
             sum = S::add(sum, weight);
             S::store(scores.add(i * 16), weight);
         }

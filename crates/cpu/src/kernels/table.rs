@@ -10,7 +10,7 @@ use baton_core::TokenLogprob;
 use super::attention::AttentionArgs;
 use super::gemm::PanelKernel;
 use super::peak::{PeakKernel, ReadKernel};
-use super::rows::{Epilogue, NormArgs};
+use super::rows::{Epilogue, NormArgs, Spread};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
 
@@ -27,6 +27,8 @@ pub type SampleKernel =
 pub struct Kernels {
     panels: [PanelKernel; WeightFormat::ALL.len()],
     attend: [unsafe fn(&AttentionArgs); 4],
+    /// Where caches of f16, bf16 and int8 are multiplied in pairs.
+    pairs: Option<PairKernels>,
     pub fold_segments: unsafe fn(&AttentionArgs, *mut f32, usize),
     /// `(x, len, norm, out, accumulate)`.
     pub norm_row: unsafe fn(*const f32, usize, &NormArgs, *mut f32, bool),
@@ -38,17 +40,26 @@ pub struct Kernels {
     pub finish_gated: unsafe fn(&Epilogue, *const f32, Activation, *const f32, *const f32, usize),
     /// `(x, cos, sin, half, style)`.
     pub rotate_head: unsafe fn(*mut f32, *const f32, *const f32, usize, RopeStyle),
-    /// `(key, value, len, keys, stride, values)`.
-    pub write_f16: unsafe fn(*const f32, *const f32, usize, *mut u16, usize, *mut u16),
+    /// `(x, len, out, spread)`.
+    pub write_f16: unsafe fn(*const f32, usize, *mut u16, Spread),
     /// Multiply-adds that some rounds of dot products of bytes, and of f32, were.
     pub peak_dot: PeakKernel,
     pub peak_fma: PeakKernel,
     pub peak_read: ReadKernel,
     /// Where bf16 weights are multiplied in tiles.
     pub split: Option<SplitKernels>,
-    /// `(x, len, quants, stride, scale)`.
-    pub write_int8: unsafe fn(*const f32, usize, *mut i8, usize, *mut f32),
+    /// `(x, len, quants, spread, scale)`.
+    pub write_int8: unsafe fn(*const f32, usize, *mut i8, Spread, *mut f32),
     pub sample: SampleKernel,
+}
+
+/// Attention with a cache that has its values in pairs: see [`Kernels::has_pairs`].
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
+struct PairKernels {
+    f16: unsafe fn(&AttentionArgs),
+    bf16: unsafe fn(&AttentionArgs),
+    int8: unsafe fn(&AttentionArgs),
 }
 
 /// Products with rows that were split in two bf16 before, for matrices that were packed for it: see
@@ -77,6 +88,8 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => avx512_vnni_table::KERNELS,
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => BF16_KERNELS,
+            #[cfg(target_arch = "x86_64")]
             Isa::AmxBf16 => amx_table::FLOATS,
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => amx_table::ALL,
@@ -90,8 +103,20 @@ impl Kernels {
         self.panels[format as usize]
     }
 
-    pub fn attend(&self, dtype: KvDtype) -> unsafe fn(&AttentionArgs) {
-        self.attend[dtype as usize]
+    /// Attention over a cache of `dtype`, in pairs or not.
+    pub fn attend(&self, dtype: KvDtype, is_paired: bool) -> unsafe fn(&AttentionArgs) {
+        match (&self.pairs, dtype) {
+            (Some(pairs), KvDtype::F16) if is_paired => pairs.f16,
+            (Some(pairs), KvDtype::BF16) if is_paired => pairs.bf16,
+            (Some(pairs), KvDtype::Int8) if is_paired => pairs.int8,
+            _ => self.attend[dtype as usize],
+        }
+    }
+
+    /// Whether a cache of `dtype` is to have its values in pairs.
+    pub fn has_pairs(&self, dtype: KvDtype, head_dim: usize) -> bool {
+        let is_narrow = matches!(dtype, KvDtype::F16 | KvDtype::BF16 | KvDtype::Int8);
+        self.pairs.is_some() && is_narrow && head_dim.is_multiple_of(2)
     }
 }
 
@@ -100,7 +125,8 @@ macro_rules! table {
         mod $module {
             #![allow(unsafe_op_in_unsafe_fn)]
             use super::*;
-            use super::super::attention::{self, OpenedKernels};
+            use super::super::attention;
+            use super::super::float_products::{self, FloatProducts, OpenedKernels};
             use super::super::floats::{self, Element, ElementBf16, ElementF16, ElementF32, ElementI8, FloatArgs};
             use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
@@ -132,7 +158,7 @@ macro_rules! table {
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn add_opened(args: &AttentionArgs, tile: usize, first: usize, last: usize) {
-                attention::add_opened::<$simd>(args, tile, first, last);
+                float_products::add_opened::<$simd>(args, tile, first, last);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn float_panels<E: Element>(args: &PanelArgs, first: usize, count: usize, out: *mut f32) {
@@ -141,7 +167,7 @@ macro_rules! table {
             $(#[target_feature(enable = $features)])?
             unsafe fn attend<E: Element>(args: &AttentionArgs) {
                 let opened = OpenedKernels { multiply: multiply_chunk, add_values: add_opened };
-                attention::attend::<$simd, E>(args, &opened);
+                attention::attend::<$simd, _>(args, &FloatProducts::<E>::new(opened));
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn fold_segments(args: &AttentionArgs, states: *mut f32, num_segments: usize) {
@@ -182,15 +208,8 @@ macro_rules! table {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn write_f16(
-                key: *const f32,
-                value: *const f32,
-                len: usize,
-                keys: *mut u16,
-                stride: usize,
-                values: *mut u16,
-            ) {
-                rows::write_f16::<$simd>(key, value, len, keys, stride, values);
+            unsafe fn write_f16(x: *const f32, len: usize, out: *mut u16, spread: Spread) {
+                rows::write_f16::<$simd>(x, len, out, spread);
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn peak_dot(rounds: usize) -> f64 {
@@ -205,8 +224,8 @@ macro_rules! table {
                 peak::read::<$simd>(from, bytes);
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, stride: usize, scale: *mut f32) {
-                int8_cache::write_int8::<$simd>(x, len, quants, stride, scale);
+            unsafe fn write_int8(x: *const f32, len: usize, quants: *mut i8, spread: Spread, scale: *mut f32) {
+                int8_cache::write_int8::<$simd>(x, len, quants, spread, scale);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -240,6 +259,7 @@ macro_rules! table {
                 ],
                 // In the order of `KvDtype`, whose last one has no kernels here.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
+                pairs: None,
                 fold_segments,
                 norm_row,
                 quantize_row,
@@ -271,6 +291,18 @@ table!(
     super::super::avx512::Avx512<true>,
     "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 );
+
+/// BF16 differs from VNNI in attention alone. On Intel's processors its dot products are no faster than f32, and those with
+/// tiles have a path of their own.
+#[cfg(target_arch = "x86_64")]
+const BF16_KERNELS: Kernels = Kernels {
+    pairs: Some(PairKernels {
+        f16: super::pairs::attend::<super::floats::ElementF16>,
+        bf16: super::pairs::attend::<super::floats::ElementBf16>,
+        int8: super::pairs::attend::<super::floats::ElementI8>,
+    }),
+    ..avx512_vnni_table::KERNELS
+};
 
 /// AMX differs from VNNI in the products of float weights and, on request, of whole blocks with many tokens.
 #[cfg(target_arch = "x86_64")]

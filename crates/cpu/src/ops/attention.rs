@@ -24,10 +24,12 @@ use crate::units::Units;
 
 /// Contexts are split where there are fewer units (of all key heads) for each thread, so that threads end at the same time.
 const ENOUGH_UNITS: usize = 4;
+/// Opening a tile's keys and values takes as long as multiplying them with so many rows.
+const OPENING_ROWS: usize = 4;
 /// The most rows of a unit that is split: prompts have units enough.
 const SPLIT_ROWS: usize = 16;
 
-/// Cuts the items that `is_wanted` into units of at most `max_queries`.
+/// Cuts the items that `is_wanted` into units of at most `max_queries`, of one size as far as that goes.
 fn cut_items(
     units: &mut Vec<AttentionUnit>,
     items: &[AttentionItem],
@@ -35,11 +37,23 @@ fn cut_items(
     is_wanted: impl Fn(&AttentionItem) -> bool,
 ) {
     for (index, item) in items.iter().enumerate().filter(|(_, item)| is_wanted(item)) {
-        for first in (0..item.num_queries).step_by(max_queries as usize) {
-            let num_queries = max_queries.min(item.num_queries - first);
+        let size = item.num_queries.div_ceil(item.num_queries.div_ceil(max_queries).max(1)).max(1);
+        for first in (0..item.num_queries).step_by(size as usize) {
+            let num_queries = size.min(item.num_queries - first);
             units.push(AttentionUnit { item: index as u32, first, num_queries });
         }
     }
+}
+
+/// Queries of a unit where few items have many: large units open keys for more rows, but no thread should wait for the last
+/// one. Whatever the size, results are the same to the last bit.
+fn share_queries(num_queries: u32, group: usize, num_kv_heads: usize, num_threads: usize) -> u32 {
+    let time = |num_units: u32| {
+        let rounds = (num_units as usize * num_kv_heads).div_ceil(num_threads);
+        rounds * (num_queries.div_ceil(num_units) as usize * group + OPENING_ROWS)
+    };
+    let num_units = (1..=num_queries).min_by_key(|&num_units| time(num_units)).unwrap_or(1);
+    num_queries.div_ceil(num_units)
 }
 
 /// Cuts units into their segments.
@@ -197,7 +211,7 @@ impl Step<'_> {
         let plan = input.attention.get(op.plan).ok_or_else(|| wrong("no such attention plan in the step"))?;
         let kv = self.backend.kv.as_ref().ok_or_else(|| wrong("there is no KV cache"))?;
         let layer = kv.layers.get(op.layer).ok_or_else(|| wrong("no such layer of the KV cache"))?;
-        let (num_kv_heads, value_dim) = (layer.num_kv_heads, layer.value_dim);
+        let (num_kv_heads, value_dim, is_paired) = (layer.num_kv_heads, layer.value_dim, layer.is_paired);
         require(
             num_kv_heads > 0 && op.num_heads > 0 && op.num_heads.is_multiple_of(num_kv_heads),
             "the heads of attention are no multiple of the key heads",
@@ -219,13 +233,11 @@ impl Step<'_> {
         for phase in 0..=plan.items.iter().map(depth).max().unwrap_or(0) {
             let start = units.len();
             let is_now = |item: &AttentionItem| depth(item) == phase;
-            // What is shared has few items with many queries: small units where threads would have nothing to do.
-            let queries =
-                || plan.items.iter().filter(|item| is_now(item)).map(|item| item.num_queries as usize);
+            let queries = plan.items.iter().filter(|item| is_now(item)).map(|item| item.num_queries).sum();
             let share = if plan.merges.is_empty() {
                 max_queries
             } else {
-                (queries().sum::<usize>() * num_kv_heads / (ENOUGH_UNITS * num_threads)) as u32
+                share_queries(queries, group, num_kv_heads, num_threads)
             };
             cut_items(&mut units, &plan.items, share.clamp(1, max_queries), is_now);
             phases.push((start..units.len(), Units::new((units.len() - start) * num_kv_heads)));
@@ -252,7 +264,7 @@ impl Step<'_> {
             phases: &phases,
             numbers: Units::new(pieces.len() * num_kv_heads),
             folds: Units::new(pieces.len() * num_kv_heads),
-            attend: self.backend.kernels.attend(dtype),
+            attend: self.backend.kernels.attend(dtype, is_paired),
             fold_segments: self.backend.kernels.fold_segments,
         };
         self.backend.pool.run(&|worker| {

@@ -5,12 +5,10 @@ use std::io::Write;
 use anyhow::Result;
 use baton_bench::{LatencyOptions, OfflineRequest, Prompt, Sample, TokenRange, prompt_tokens};
 use baton_core::SamplingParams;
-use baton_model::{LoadFormat, ModelFiles};
 
 use super::{bar, write_result};
 use crate::bench_args::{LatencyArgs, ThroughputArgs};
 use crate::engine_args::EngineArgs;
-use crate::model_path;
 use crate::session::{Session, TextModel};
 
 /// Requests handed to the engine before the first have ended.
@@ -90,11 +88,4 @@ pub(super) fn describe(
     json.insert("load_s".to_owned(), session.load_s.into());
     json.insert("load_format".to_owned(), format!("{:?}", args.load_format).to_lowercase().into());
     json.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
-}
-
-/// The tokenizer of a model, without its weights.
-pub fn open_text(model: &str) -> Result<TextModel> {
-    let found = model_path::resolve(Some(model))?;
-    let files = ModelFiles::open(&found.path, LoadFormat::Auto)?;
-    TextModel::new(found.name, &files)
 }

@@ -64,7 +64,7 @@ pub struct RelayArgs {
     /// 64/128,128/256,256/512]
     #[arg(long, value_name = "IN/OUT,…", value_delimiter = ',')]
     pub lengths: Vec<Lengths>,
-    /// Requests of a workload [default: 32; on a GPU 256]
+    /// Requests of a workload [default: 32; on a GPU 64]
     #[arg(long, value_name = "N")]
     pub num_prompts: Option<usize>,
     /// sharegpt: a ShareGPT file instead of the lengths that are built in
@@ -128,7 +128,7 @@ const GPU: Defaults = Defaults {
     shared: &[64, 128, 256, 512, 1024, 2048, 4096, 8192],
     online_shared: &[512, 1024, 2048, 8192],
     lengths: &[lengths(64, 128), lengths(128, 256), lengths(256, 512)],
-    num_prompts: 256,
+    num_prompts: 64,
     slo_ttft_ms: 500.0,
     slo_tpot_ms: 50.0,
 };

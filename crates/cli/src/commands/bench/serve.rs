@@ -10,10 +10,10 @@ use baton_bench::{
 };
 use serde_json::{Map, Value, json};
 
-use super::offline::open_text;
 use super::{bar, write_json, write_result};
 use crate::bench_args::{BackendArg, BenchServeArgs, RampUpArg};
 use crate::errors::{WithHint, hinted};
+use crate::session::TextModel;
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -98,7 +98,8 @@ fn options(args: &BenchServeArgs) -> Result<ServeOptions> {
 }
 
 fn load(args: &BenchServeArgs) -> Result<Workload> {
-    let text = args.server.tokenizer.as_deref().map(open_text).transpose().context("--tokenizer")?;
+    let text =
+        args.server.tokenizer.as_deref().map(TextModel::of_tokenizer).transpose().context("--tokenizer")?;
     let options = args.dataset.options(args.seed);
     let mut workload = match &text {
         Some(text) => {
