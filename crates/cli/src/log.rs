@@ -57,9 +57,7 @@ impl Log {
     }
 
     fn push(&self, line: &[u8]) {
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.entries.try_send(Entry::Line(line.to_vec()))
-        {
+        if self.entries.try_send(Entry::Line(line.to_vec())).is_err() {
             self.num_lost.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// A group that has a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_field_names, reason = "units stand at the end of names")]
 pub(crate) struct Group {
     pub(crate) limit_bytes: u64,
     pub(crate) used_bytes: u64,

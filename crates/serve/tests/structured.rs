@@ -147,7 +147,6 @@ async fn a_schema_that_nobody_could_compile_is_refused_at_once() {
         let body = json!({"prompt": "Hi", "guided_json": {"type": "integer", "multipleOf": step}});
         let refused = client.post(COMPLETIONS, &body).await;
         assert_eq!(refused.status, 400, "{}", refused.text);
-        let says_why = refused.text.contains("make it simpler") || refused.text.contains("multipleOf of");
-        assert!(says_why, "{}", refused.text);
+        assert!(refused.text.contains("the JSON schema cannot be used"), "{}", refused.text);
     }
 }

@@ -160,10 +160,8 @@ pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
         body.parse::<RefusedFields>()?.check()?;
         Ok((body.parse()?, body.parse()?, body.parse()?))
     };
-    let (own, fields, structured) = match is_large {
-        true => prepare::blocking(app, move |_| parse()).await?,
-        false => parse()?,
-    };
+    let (own, fields, structured) =
+        if is_large { prepare::blocking(app, move |_| parse()).await? } else { parse()? };
     check_model(app, fields.model.as_deref())?;
     Ok(Received { in_flight, own, fields, structured })
 }
