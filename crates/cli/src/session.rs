@@ -195,7 +195,7 @@ impl TextModel {
             Some(TokenizerSource::HuggingFace { tokenizer_json, tokenizer_config_json }) => {
                 Some(Tokenizer::from_hf(&tokenizer_json, tokenizer_config_json.as_deref())?)
             }
-            Some(TokenizerSource::Gguf(fields)) => Some(Tokenizer::from_gguf(gguf_vocab(fields))?),
+            Some(TokenizerSource::Gguf(fields)) => Some(Tokenizer::from_gguf(gguf_vocab(*fields))?),
         };
         let token_text = |id: Option<TokenId>| tokenizer.as_ref()?.token_text(id?);
         let (bos, eos) =

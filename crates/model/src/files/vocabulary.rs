@@ -9,7 +9,7 @@ use crate::mapped_file::malformed;
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenizerSource {
     HuggingFace { tokenizer_json: Vec<u8>, tokenizer_config_json: Option<Vec<u8>> },
-    Gguf(GgufVocabFields),
+    Gguf(Box<GgufVocabFields>),
 }
 
 /// The `tokenizer.*` keys of a GGUF file.
@@ -68,7 +68,7 @@ fn read(file: &GgufFile) -> Result<Option<TokenizerSource>, String> {
     };
     let owned = |text: Option<&str>| text.map(str::to_owned);
     let model = metadata.get_str("tokenizer.ggml.model")?.ok_or("there is no tokenizer.ggml.model")?;
-    Ok(Some(TokenizerSource::Gguf(GgufVocabFields {
+    Ok(Some(TokenizerSource::Gguf(Box::new(GgufVocabFields {
         name: owned(metadata.get_str("general.name")?),
         model: model.to_owned(),
         pre: owned(metadata.get_str("tokenizer.ggml.pre")?),
@@ -90,5 +90,5 @@ fn read(file: &GgufFile) -> Result<Option<TokenizerSource>, String> {
         add_eos_token: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.get_bool("tokenizer.ggml.add_space_prefix")?,
         chat_template: owned(metadata.get_str("tokenizer.chat_template")?),
-    })))
+    }))))
 }
