@@ -282,8 +282,9 @@ async fn attack(options: Arc<StormOptions>, number: usize, end: Instant) -> BTre
 async fn declare_body(options: &StormOptions) {
     let Some(address) = options.base_url.strip_prefix("http://") else { return };
     let Ok(mut stream) = tokio::net::TcpStream::connect(address).await else { return };
-    let headers: String =
+    let headers: Vec<String> =
         options.attack_headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let headers = headers.concat();
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n{headers}\
          Content-Length: {}\r\n\r\n{{",
