@@ -152,15 +152,12 @@ impl Date {
             let width = after_flags[..after_flags.len() - after_width.len()].parse::<usize>().ok();
             let name = after_width.strip_prefix(['E', 'O']).unwrap_or(after_width);
             let written = name.chars().next().and_then(|directive| self.field(directive, flags, width));
-            match (written, name.chars().next()) {
-                (Some(text), Some(directive)) => {
-                    out.push_str(&text);
-                    rest = &name[directive.len_utf8()..];
-                }
-                _ => {
-                    out.push('%');
-                    rest = field;
-                }
+            if let (Some(text), Some(directive)) = (written, name.chars().next()) {
+                out.push_str(&text);
+                rest = &name[directive.len_utf8()..];
+            } else {
+                out.push('%');
+                rest = field;
             }
         }
         out + rest

@@ -150,9 +150,7 @@ impl Spec {
         let size = number.abs();
         let precision = self.precision.unwrap_or(6);
         let upper = self.kind.is_some_and(|kind| kind.is_ascii_uppercase());
-        let body = if !size.is_finite() {
-            print::float(size)
-        } else {
+        let body = if size.is_finite() {
             match self.kind.map(|kind| kind.to_ascii_lowercase()) {
                 Some('f') => format!("{size:.precision$}"),
                 Some('e') => print::exponential(&format!("{size:.precision$e}")),
@@ -165,6 +163,8 @@ impl Spec {
                 None => print::float(size),
                 Some(_) => return Err(invalid("this format does not work on a float")),
             }
+        } else {
+            print::float(size)
         };
         let body = if upper { body.to_uppercase() } else { body };
         let whole = body.find(|character: char| !character.is_ascii_digit()).unwrap_or(body.len());
@@ -178,7 +178,7 @@ fn group(digits: &str, separator: Option<char>) -> String {
     let Some(separator) = separator else { return digits.to_owned() };
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             out.push(separator);
         }
         out.push(digit);

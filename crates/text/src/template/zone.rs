@@ -259,7 +259,9 @@ mod tests {
         let header = |counts: [u8; 6]| {
             let mut bytes = b"TZif2".to_vec();
             bytes.extend([0; 15]);
-            counts.iter().for_each(|&count| bytes.extend([0, 0, 0, count]));
+            for count in counts {
+                bytes.extend([0, 0, 0, count]);
+            }
             bytes
         };
         let mut file = header([0, 0, 0, 0, 1, 4]);
