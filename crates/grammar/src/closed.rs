@@ -50,11 +50,10 @@ fn is_combined(schema: &Map<String, Value>) -> bool {
     for keyword in IN_PLACE {
         count += match (keyword, schema.get(keyword)) {
             (_, None) => 0,
-            // Each of these applies alone: of several one is chosen.
-            ("anyOf" | "oneOf", Some(_)) => 1,
             // One schema in `allOf` is that schema.
             ("allOf", Some(Value::Array(all))) => all.len(),
             ("not", Some(_)) => 2,
+            // Of the options of `anyOf` and `oneOf` one is chosen, which applies alone.
             _ => 1,
         };
     }

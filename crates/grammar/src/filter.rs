@@ -73,12 +73,11 @@ struct FilteredMatcher {
 
 impl ConstraintMatcher for FilteredMatcher {
     fn advance(&mut self, token_id: TokenId, mask: &mut Vec<u32>) -> Result<(), String> {
-        match &mut self.inner {
-            Some(inner) => inner.advance(token_id, mask)?,
-            None => {
-                mask.clear();
-                mask.extend_from_slice(&self.always);
-            }
+        if let Some(inner) = &mut self.inner {
+            inner.advance(token_id, mask)?;
+        } else {
+            mask.clear();
+            mask.extend_from_slice(&self.always);
         }
         self.recent.push(token_id);
         let longest = self.filter.banned.iter().map(Vec::len).max().unwrap_or(0);

@@ -12,8 +12,8 @@ const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-fn with(mut body: Value, more: Value) -> Value {
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+fn with(mut body: Value, mut more: Value) -> Value {
+    body.as_object_mut().expect("an object").append(more.as_object_mut().expect("an object"));
     body
 }
 
