@@ -93,6 +93,8 @@ pub struct DeviceInfo {
 pub struct Sharing {
     /// Shared spans begin and end at multiples of so many keys. 0: each sequence reads its own.
     pub border: usize,
+    /// Sizes of heads for which it has kernels that gain from it; empty: all.
+    pub head_dims: &'static [usize],
     /// The fewest sequences that share a span.
     pub min_seqs: usize,
     /// Pairs of an item of a shared span and a kv head that it works on at once; 0: spans are never split.

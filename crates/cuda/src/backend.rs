@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use baton_backend::{
     Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RandomFill, RopeId,
-    RopeSpec, RopeStyle, StepInput, StepLimits, StepMemory, StepOutput, Tensor, VectorId, WeightId,
+    RopeSpec, RopeStyle, Sharing, StepInput, StepLimits, StepMemory, StepOutput, Tensor, VectorId, WeightId,
     WeightUse,
 };
 use half::bf16;
@@ -388,7 +388,10 @@ impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
         let info = self.device.gpu.properties.info(self.device.gpu.free_bytes());
         let partial_bytes = self.partial_bytes / PARTIAL_LSE_SHARE * (PARTIAL_LSE_SHARE - 1);
-        DeviceInfo { activation_bytes: self.device.activation_bytes(), partial_bytes, ..info }
+        // Without tensor cores a query costs the same whoever reads the keys.
+        let is_fast = self.device.kernels.precision() == Precision::Fast;
+        let sharing = if is_fast { info.sharing } else { Sharing::default() };
+        DeviceInfo { activation_bytes: self.device.activation_bytes(), partial_bytes, sharing, ..info }
     }
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {

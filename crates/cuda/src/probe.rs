@@ -8,6 +8,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use thiserror::Error;
 
 use crate::backend::BLOCK_SIZE;
+use crate::compile::HEAD_DIMS;
 
 /// Why CUDA cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -126,8 +127,15 @@ fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
 
 /// Measured on an H200 (`baton bench relay --parts operator`), where sequences that read the same keys for themselves find many
 /// of them in the L2 and reach 8 TB/s: 14 us a layer for the launches, 35 ns a query to merge.
-const SHARING_COSTS: Sharing =
-    Sharing { border: 0, min_seqs: 0, units: 0, read_cost: 2, query_bytes: 290 << 10, step_bytes: 112 << 20 };
+const SHARING_COSTS: Sharing = Sharing {
+    border: 0,
+    head_dims: &[],
+    min_seqs: 0,
+    units: 0,
+    read_cost: 2,
+    query_bytes: 290 << 10,
+    step_bytes: 112 << 20,
+};
 
 impl Properties {
     pub(crate) fn info(&self, free_bytes: u64) -> DeviceInfo {
@@ -152,6 +160,7 @@ impl Properties {
             sharing: Sharing {
                 // A tile of keys.
                 border: 64,
+                head_dims: &HEAD_DIMS,
                 min_seqs: 2,
                 // A block of the kernel for many rows has a multiprocessor of its own.
                 units: self.num_multiprocessors as usize,

@@ -1,5 +1,7 @@
 //! Every op on the device of this machine, where there is one. `examples/check` does the same and more.
 
+#[path = "../examples/check/attention.rs"]
+mod attention;
 #[path = "../examples/check/ops.rs"]
 mod ops;
 #[path = "../examples/check/sampling.rs"]

@@ -20,7 +20,7 @@ use crate::state::App;
 
 /// Every request passes here before anything of it is looked at.
 pub async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let host = request.uri().authority().map(|authority| authority.as_str());
+    let host = request.uri().authority().map(axum::http::uri::Authority::as_str);
     let host = host.or_else(|| text(request.headers(), header::HOST));
     if !OPEN_ROUTES.contains(&request.uri().path())
         && let Some(host) = host

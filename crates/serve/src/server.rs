@@ -83,6 +83,7 @@ impl Server {
     }
 
     /// Listens on a port that was reserved. Async, because listening needs the runtime.
+    #[allow(clippy::unused_async)] // The listener belongs to the runtime that it is made in.
     pub async fn listen(
         reserved: Reserved,
         model: ServedModel,

@@ -64,7 +64,8 @@ impl AttentionCut {
         let preferred = (device.attention_rows / group.max(1)).max(1) as u32;
         let has_tiles = device.attention_rows > 0;
         let sharing = device.sharing;
-        let border = sharing.border.next_multiple_of(options.block_size) as u32;
+        let gains = sharing.head_dims.is_empty() || sharing.head_dims.contains(&head_dim);
+        let border = if gains { sharing.border.next_multiple_of(options.block_size) as u32 } else { 0 };
         let keys = |bytes: usize| (bytes / token_bytes.max(1)) as u64;
         Self {
             block_size: options.block_size,

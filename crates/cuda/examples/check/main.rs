@@ -4,19 +4,18 @@
 //! check ops [bf16|formats|FORMAT|attention|attention-CACHE|wide|full] | sampling | swap [STEPS] | golden GOLDEN_DIR
 //! check bench MODEL_DIR BATCH,… [CONTEXT] [SPLIT,…] | attention MODEL_DIR BATCHxCONTEXT,…
 //! check throughput MODEL_DIR REQUESTSx[SHARED+]INPUT/OUTPUT,…
-//! check relay HEADS/KV_HEADSxDIM,… COUNTxKEYS+…+COUNTxKEYS,…
 //! ```
 //! `BATON_KV_DTYPE=fp8` (or f16) times with that cache instead of bf16, `BATON_ENFORCE_EAGER=1` without recorded steps,
 //! `BATON_SKINNY_ROWS` sets up to how many tokens the skinny kernels are used.
 //! Prints a line a check and exits non-zero if any failed.
 
+mod attention;
 mod bench;
 mod golden;
 #[path = "../../../model/tests/harness/mod.rs"]
 #[allow(dead_code)]
 mod harness;
 mod ops;
-mod relay;
 mod sampling;
 mod swap;
 mod table;
@@ -87,15 +86,6 @@ fn main() -> ExitCode {
             };
             let shapes: Option<Vec<_>> = shapes.split(',').map(shape).collect();
             bench::attention(Path::new(model), &shapes.expect("shapes are BATCHxCONTEXT"));
-        }
-        ["relay", heads, trees] => {
-            let heads: Option<Vec<_>> = heads.split(',').map(relay::Heads::parse).collect();
-            let trees: Option<Vec<_>> = trees.split(',').map(relay::Tree::parse).collect();
-            relay::run(
-                &heads.expect("heads are HEADS/KV_HEADSxDIM"),
-                &trees.expect("levels are COUNTxKEYS"),
-                &mut table,
-            );
         }
         ["throughput", model, work] => {
             let work: Option<Vec<_>> = work.split(',').map(throughput::Work::parse).collect();
