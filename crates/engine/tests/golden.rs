@@ -97,7 +97,8 @@ fn requests_that_begin_alike_are_read_once() {
                 enable_relay_attention && *name != "mistral",
                 "{name}: {relay:?}"
             );
-            assert_eq!(relay.num_tokens_saved, 4 * relay.num_tokens_read, "{name}: five share all there is");
+            // Five share all there is; a first block may be the sixth one's too.
+            assert!(relay.num_tokens_saved >= 4 * relay.num_tokens_read, "{name}: {relay:?}");
         }
     }
 }

@@ -87,10 +87,15 @@ impl Open {
     }
 
     fn enter(self: &Arc<Self>) -> Entry {
+        let entry = self.enter_probe();
+        self.lock().insert(entry.number, Arc::clone(&entry.connection));
+        entry
+    }
+
+    /// A connection whose end gives no other one a place.
+    fn enter_probe(self: &Arc<Self>) -> Entry {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let connection = Arc::new(Connection::default());
-        self.lock().insert(number, Arc::clone(&connection));
-        Entry { number, connection, open: Arc::clone(self) }
+        Entry { number, connection: Arc::default(), open: Arc::clone(self) }
     }
 
     /// Tells the oldest connection that waits for a request to close. False where there is none.
@@ -145,21 +150,21 @@ impl Connections {
 
     fn admit(&self, stream: TcpStream) {
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
-            self.serve(stream, Slot::Now(slot), self.router.clone());
+            self.serve(stream, Slot::Now(slot), self.open.enter(), self.router.clone());
         } else if self.open.close_oldest_idle() {
-            self.serve(stream, Slot::Soon(Arc::clone(&self.slots)), self.router.clone());
+            let slot = Slot::Soon(Arc::clone(&self.slots));
+            self.serve(stream, slot, self.open.enter(), self.router.clone());
         } else if let Ok(slot) = Arc::clone(&self.probe_slots).try_acquire_owned() {
-            self.serve(stream, Slot::Now(slot), self.probes.clone());
+            self.serve(stream, Slot::Now(slot), self.open.enter_probe(), self.probes.clone());
         } else if self.tls.is_none() {
             refuse(stream);
         }
         // Inside TLS nothing can be said before a handshake, which is what there is no room for.
     }
 
-    fn serve(&self, stream: TcpStream, slot: Slot, router: Router) {
+    fn serve(&self, stream: TcpStream, slot: Slot, entry: Entry, router: Router) {
         // A token is a small packet: it must not wait for the next one.
         let _ = stream.set_nodelay(true);
-        let entry = self.open.enter();
         let talk = Talk {
             service: Counted {
                 inner: TowerToHyperService::new(router),
@@ -172,7 +177,12 @@ impl Connections {
         let (tls, timeout) = (self.tls.clone(), self.read_timeout);
         let mut closed = self.closed.subscribe();
         tokio::spawn(async move {
-            let Some(_slot) = slot.taken().await else { return };
+            let Some(_slot) = slot.taken().await else {
+                if tls.is_none() {
+                    refuse(stream);
+                }
+                return;
+            };
             let connection = Arc::clone(&entry.connection);
             let conversation = async {
                 match tls {
@@ -388,7 +398,9 @@ mod tests {
         assert_eq!(open.lock().keys().copied().collect::<Vec<_>>(), [0, 2]);
         assert!(open.close_oldest_idle());
         assert!(!open.close_oldest_idle(), "the one that is left is at work");
-        drop(busy);
+        let probe = open.enter_probe();
+        assert!(!open.close_oldest_idle(), "a probe has no place to give");
+        drop((busy, probe));
         assert!(open.close_oldest_idle());
         drop(entries);
         assert!(open.lock().is_empty());
