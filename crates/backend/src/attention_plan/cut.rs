@@ -14,6 +14,9 @@ pub const MAX_SPLIT_QUERIES: u32 = 8;
 /// Where contexts are split when the tokens of a request must not depend on the others.
 const DETERMINISTIC_SPLIT: u32 = 1024;
 
+/// What a query costs that merges shared results, in keys, on a device that does not say.
+const QUERY_COST: u64 = 24;
+
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionHeads {
@@ -83,7 +86,7 @@ impl AttentionCut {
                 max_queries: MAX_SPLIT_QUERIES,
                 queries_per_read: if has_tiles { preferred } else { 0 },
                 read_cost: sharing.read_cost as u64,
-                query_cost: keys(sharing.query_bytes),
+                query_cost: if sharing.query_bytes == 0 { QUERY_COST } else { keys(sharing.query_bytes) },
                 step_cost: keys(sharing.step_bytes),
             },
             max_partials,

@@ -158,13 +158,7 @@ impl Backend for ReferenceBackend {
             max_steps_in_flight: MAX_IN_FLIGHT,
             attention_units: 0,
             attention_rows: 0,
-            sharing: Sharing {
-                border: 16,
-                min_seqs: 2,
-                read_cost: 1,
-                query_bytes: 6 << 10,
-                ..Sharing::default()
-            },
+            sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
             partial_bytes: 0,
             max_sample_entries: 0,
             macs_per_second: 1e9,
