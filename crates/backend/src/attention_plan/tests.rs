@@ -6,6 +6,19 @@ use proptest::prelude::*;
 
 use super::*;
 
+const SHARING: ShareOptions = ShareOptions {
+    block_size: 64,
+    window: None,
+    border: 64,
+    min_keys: 64,
+    min_seqs: 2,
+    max_queries: 8,
+    queries_per_read: 0,
+    read_cost: 1,
+    query_cost: 24,
+    step_cost: 0,
+};
+
 /// The sequences stand one after another, in rows as in pages.
 fn sequences(shapes: &[(u32, u32)], block_size: u32) -> Vec<SequenceQueries> {
     let (mut query_start, mut pages_start) = (0, 0);
@@ -299,18 +312,7 @@ fn a_tree_of_two_levels_has_an_item_for_each_node() {
     let ways: Vec<_> =
         [[2, 1], [2, 1], [2, 1], [2, 0], [2, 0], [2, 0]].map(|way| (way.to_vec(), 5, 1)).into();
     let (seqs, pages) = tree(&ways, 64);
-    let options = ShareOptions {
-        block_size: 64,
-        window: None,
-        border: 64,
-        min_keys: 64,
-        min_seqs: 2,
-        max_queries: 8,
-        queries_per_read: 0,
-        read_cost: 1,
-        query_cost: 24,
-        step_cost: 0,
-    };
+    let options = SHARING;
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &pages, &options);
     let mut plan = AttentionPlan::default();
@@ -343,18 +345,7 @@ fn what_a_window_hides_is_not_shared() {
     let ways: Vec<_> = (0..4).map(|_| (vec![2, 2], 5, 1)).collect();
     let (seqs, pages) = tree(&ways, 64);
     let keys = |window| {
-        let options = ShareOptions {
-            block_size: 64,
-            window,
-            border: 64,
-            min_keys: 64,
-            min_seqs: 2,
-            max_queries: 8,
-            queries_per_read: 0,
-            read_cost: 1,
-            query_cost: 24,
-            step_cost: 0,
-        };
+        let options = ShareOptions { window, ..SHARING };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         shared.keys(&seqs)
@@ -363,18 +354,7 @@ fn what_a_window_hides_is_not_shared() {
     assert_eq!(keys(Some(300)), (896 - 576, 4 * (896 - 576)));
     assert_eq!(keys(Some(20)), (0, 0));
     let mut shared = SharedPrefixes::default();
-    let few = ShareOptions {
-        block_size: 64,
-        window: None,
-        border: 64,
-        min_keys: 64,
-        min_seqs: 5,
-        max_queries: 8,
-        queries_per_read: 0,
-        read_cost: 1,
-        query_cost: 24,
-        step_cost: 0,
-    };
+    let few = ShareOptions { min_seqs: 5, ..SHARING };
     shared.find(&seqs, &pages, &few);
     assert_eq!(shared.keys(&seqs), (0, 0), "there are four");
 }
@@ -384,18 +364,7 @@ fn shared_spans_are_split_into_one_round_of_a_device() {
     let parts = |num_seqs: usize, keys: u32, num_kv_heads: usize, group: u32| {
         let ways: Vec<_> = (0..num_seqs).map(|_| (vec![(keys / 64 - 1) / 3], 5, 1)).collect();
         let (seqs, pages) = tree(&ways, 64);
-        let sharing = ShareOptions {
-            block_size: 64,
-            window: None,
-            border: 64,
-            min_keys: 64,
-            min_seqs: 2,
-            max_queries: 8,
-            queries_per_read: 128 / group,
-            read_cost: 1,
-            query_cost: 24,
-            step_cost: 0,
-        };
+        let sharing = ShareOptions { queries_per_read: 128 / group, ..SHARING };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &sharing);
         let options = PlannerOptions { max_queries_per_item: 128 / group, ..full(64) };
@@ -414,18 +383,7 @@ fn too_little_is_not_shared() {
     let ways: Vec<_> = (0..8).map(|_| (vec![1, 1], 5, 1)).collect();
     let (seqs, pages) = tree(&ways, 64);
     let keys = |step_cost, queries_per_read| {
-        let options = ShareOptions {
-            block_size: 64,
-            window: None,
-            border: 64,
-            min_keys: 64,
-            min_seqs: 2,
-            max_queries: 8,
-            queries_per_read,
-            read_cost: 1,
-            query_cost: 24,
-            step_cost,
-        };
+        let options = ShareOptions { queries_per_read, step_cost, ..SHARING };
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         let mut plan = AttentionPlan::default();

@@ -231,7 +231,7 @@ fn expand_tabs(text: &str, width: usize) -> Result<String, Error> {
     Ok(out)
 }
 
-/// The searches may be limited to a stretch, counted in characters.
+/// The searches may be limited to a part, counted in characters.
 fn search(
     state: &mut State,
     value: &Value,
@@ -246,23 +246,23 @@ fn search(
     let byte = |position: i64| {
         text.char_indices().nth(usize::try_from(position).unwrap_or(0)).map_or(text.len(), |(at, _)| at)
     };
-    let stretch = if start <= end { &text[byte(start)..byte(end)] } else { "" };
+    let part = if start <= end { &text[byte(start)..byte(end)] } else { "" };
     let Some(needle) = wanted.as_str() else {
         // A tuple of prefixes.
         if matches!(name, "startswith" | "endswith") {
-            return unknown_method_callback(state, &Value::from(stretch), name, &arguments[..1]);
+            return unknown_method_callback(state, &Value::from(part), name, &arguments[..1]);
         }
         return unknown_method_callback(state, value, name, arguments);
     };
     let at = match name {
-        "startswith" => return Ok(Value::from(start <= end && stretch.starts_with(needle))),
-        "endswith" => return Ok(Value::from(start <= end && stretch.ends_with(needle))),
-        "count" => return Ok(Value::from(stretch.matches(needle).count())),
-        "rfind" | "rindex" => stretch.rfind(needle),
-        _ => stretch.find(needle),
+        "startswith" => return Ok(Value::from(start <= end && part.starts_with(needle))),
+        "endswith" => return Ok(Value::from(start <= end && part.ends_with(needle))),
+        "count" => return Ok(Value::from(part.matches(needle).count())),
+        "rfind" | "rindex" => part.rfind(needle),
+        _ => part.find(needle),
     };
     match at {
-        Some(at) => Ok(Value::from(start + stretch[..at].chars().count() as i64)),
+        Some(at) => Ok(Value::from(start + part[..at].chars().count() as i64)),
         None if name.ends_with("index") => Err(invalid("index: the text does not occur")),
         None => Ok(Value::from(-1)),
     }
