@@ -12,7 +12,10 @@ use crate::{root, run};
 /// The first release with the test runner that the script needs.
 const LEAST_NODE: u32 = 20;
 
-/// Runs the script with the binary and the model.
+const TESTS: [&str; 5] =
+    ["chat.test.mjs", "conversations.test.mjs", "docs.test.mjs", "live.test.mjs", "markdown.test.mjs"];
+
+/// Runs the scripts with the binary and the model.
 pub fn test(binary: &Path, model: &Path) -> Result<()> {
     check_node()?;
     let folder = root().join("tests/console");
@@ -23,9 +26,10 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
     // The browser unpacks itself into the folder for temporary files.
     let unpacked = root().join(".cache/chromium");
     std::fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
-    println!("$ node --test tests/console/console.test.mjs");
+    println!("$ node --test tests/console/*.test.mjs");
     run(Command::new("node")
-        .args(["--test", "--test-concurrency=1", "console.test.mjs"])
+        .args(["--test", "--test-concurrency=1"])
+        .args(TESTS)
         .env("TMPDIR", &unpacked)
         .env("BATON_BIN", binary)
         .env("BATON_TEST_MODEL", model)

@@ -11,9 +11,20 @@ use anyhow::{Context, Result};
 
 use crate::{root, run};
 
-const PYTHON_PACKAGES: [&str; 3] = ["openai==3.49.0", "anthropic==2.8.0", "schemathesis==4.32.5"];
+const PYTHON_PACKAGES: [&str; 8] = [
+    "openai==3.49.0",
+    "anthropic==2.8.0",
+    "ollama==0.6.3",
+    "schemathesis==4.32.5",
+    "pyzmq==27.3.0",
+    "msgspec==0.22.0",
+    "smg==1.13.0",
+    "vllm-router==0.1.16",
+];
 const NODE_PACKAGE: &str = "openai@7.53.0";
-const PYTHON_SCRIPTS: [&str; 3] = ["openai_sdk.py", "anthropic_sdk.py", "contract.py"];
+const PYTHON_SCRIPTS: [&str; 4] = ["openai_sdk.py", "anthropic_sdk.py", "ollama_client.py", "contract.py"];
+/// Starts servers of its own.
+const CLUSTER_SCRIPT: &str = "cluster.py";
 const NODE_SCRIPT: &str = "openai_sdk.mjs";
 const KEY: &str = "key-of-the-client-tests";
 
@@ -28,6 +39,9 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
         println!("$ {script}");
         server.run(Command::new(&python).arg(scripts().join(script)))?;
     }
+    println!("$ {CLUSTER_SCRIPT}");
+    let cluster = scripts().join(CLUSTER_SCRIPT);
+    run(Command::new(&python).arg(cluster).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model))?;
     // Node looks for packages beside the script.
     let script = folder.join(NODE_SCRIPT);
     std::fs::copy(scripts().join(NODE_SCRIPT), &script)?;

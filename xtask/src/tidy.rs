@@ -14,15 +14,22 @@ const CRATE_GRAPH: &[(&str, &[&str])] = &[
     ("cuda", &["core", "backend"]),
     ("model", &["core", "backend"]),
     ("engine", &["core", "kv", "sched", "backend", "model"]),
+    ("cluster", &["core", "kv", "backend", "engine"]),
+    ("graph", &["core", "kv", "backend", "model"]),
     ("text", &["core"]),
     ("grammar", &["core", "text"]),
-    ("serve", &["core", "engine", "text", "grammar"]),
+    ("serve", &["core", "engine", "events", "graph", "text", "grammar"]),
+    ("grpc", &["core", "events", "serve"]),
     ("bench", &["core", "backend", "engine"]),
+    ("hub", &[]),
+    ("events", &["core", "kv"]),
+    ("router", &["events"]),
+    ("baton", &["core", "backend", "cpu", "cuda", "model", "engine", "cluster", "text", "grammar", "hub"]),
     (
         "cli",
         &[
-            "bench", "core", "kv", "sched", "backend", "cpu", "cuda", "model", "engine", "text", "grammar",
-            "serve",
+            "bench", "hub", "events", "router", "core", "kv", "sched", "backend", "cpu", "cuda", "model",
+            "engine", "cluster", "graph", "text", "grammar", "serve", "grpc",
         ],
     ),
     ("sim", &["core", "kv", "sched"]),
@@ -37,6 +44,9 @@ pub fn run(root: &Path) -> Result<()> {
     check_crates(root, &mut complaints)?;
     for file in rust_files(&root.join("crates"))?.into_iter().chain(rust_files(&root.join("xtask"))?) {
         check_file(root, &file, &mut complaints)?;
+    }
+    if let Err(error) = crate::results::check(root) {
+        complaints.push(format!("{error:#}"));
     }
     if !complaints.is_empty() {
         bail!("{} tidy complaints:\n  {}", complaints.len(), complaints.join("\n  "));

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use baton_core::{TokenId, TokenLogprob};
 
 use crate::{
-    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Program, RopeId, RopeSpec, Sampled,
-    Sharing, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    AttentionTuning, Backend, BackendError, BufferId, BufferShape, DeviceInfo, DeviceSpan, Handles, KvSpec,
+    Program, ProgramId, Programs, RopeId, RopeSpec, Sampled, StepExecutor, StepInput, StepLimits, StepOutput,
+    Tensor, VectorId, WeightId, WeightShape, WeightUse,
 };
 
 /// As a GPU: the next step is submitted while one runs.
@@ -32,7 +33,8 @@ pub struct MockOptions {
 pub struct MockBackend {
     options: MockOptions,
     vocab_size: usize,
-    num_handles: u32,
+    handles: Handles,
+    programs: Programs,
     /// Results and when they are computed, oldest first.
     in_flight: VecDeque<(DeviceSpan, StepOutput)>,
     /// Results that were collected, for their memory.
@@ -47,7 +49,8 @@ impl MockBackend {
         Self {
             options,
             vocab_size: 1,
-            num_handles: 0,
+            handles: Handles::default(),
+            programs: Programs::default(),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             busy_until: Instant::now(),
@@ -55,9 +58,9 @@ impl MockBackend {
         }
     }
 
-    fn handle(&mut self) -> u32 {
-        self.num_handles += 1;
-        self.num_handles - 1
+    /// What was loaded and created, for those who want to look at a program.
+    pub fn handles(&self) -> &Handles {
+        &self.handles
     }
 
     fn draw(&self, input: &StepInput, output: &mut StepOutput) {
@@ -77,56 +80,14 @@ impl MockBackend {
     }
 }
 
-impl Backend for MockBackend {
-    fn device(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: "mock".to_owned(),
-            description: "mock (computes nothing)".to_owned(),
-            total_bytes: MEMORY_BYTES,
-            free_bytes: MEMORY_BYTES,
-            block_size: 16,
-            activation_bytes: 0,
-            kv_cap_bytes: None,
-            max_steps_in_flight: MAX_IN_FLIGHT,
-            attention_units: 0,
-            attention_rows: 0,
-            sharing: Sharing::default(),
-            partial_bytes: 0,
-            max_sample_entries: 0,
-            macs_per_second: 1e15,
-            swap_bytes_per_second: 1e10,
-        }
-    }
-
-    fn load_weight(&mut self, _: &[Tensor], _: WeightUse) -> Result<WeightId, BackendError> {
-        Ok(WeightId(self.handle()))
-    }
-
-    fn load_vector(&mut self, _: &[f32]) -> Result<VectorId, BackendError> {
-        Ok(VectorId(self.handle()))
-    }
-
-    fn create_rope(&mut self, _: &RopeSpec) -> Result<RopeId, BackendError> {
-        Ok(RopeId(self.handle()))
-    }
-
-    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
-        self.vocab_size = limits.vocab_size;
-        Ok(())
-    }
-
-    fn create_buffer(&mut self, _: usize, _: usize) -> Result<BufferId, BackendError> {
-        Ok(BufferId(self.handle()))
-    }
-
-    fn create_kv_cache(&mut self, _: &KvSpec, _: usize, _: usize) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn submit(&mut self, input: &StepInput, _: &dyn Program) -> Result<(), BackendError> {
+impl StepExecutor for MockBackend {
+    fn submit(&mut self, input: &StepInput, program: ProgramId) -> Result<(), BackendError> {
         assert!(self.in_flight.len() < MAX_IN_FLIGHT, "more steps are in flight than the device takes");
+        self.programs.get(program)?;
         let mut output = self.spare.pop().unwrap_or_default();
         self.draw(input, &mut output);
+        output.fetched.clear();
+        output.fetched.extend(input.fetches.iter().map(|fetch| fetch.id));
         let start = self.busy_until.max(Instant::now());
         self.busy_until = start + self.options.step_time;
         self.in_flight.push_back((DeviceSpan { start, end: self.busy_until }, output));
@@ -149,6 +110,59 @@ impl Backend for MockBackend {
     fn read_buffer(&mut self, _: BufferId, _: usize) -> Result<Vec<f32>, BackendError> {
         Err(BackendError::Unsupported { what: "reading a buffer: it computes nothing".to_owned() })
     }
+}
+
+impl Backend for MockBackend {
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "mock".to_owned(),
+            description: "mock (computes nothing)".to_owned(),
+            total_bytes: MEMORY_BYTES,
+            free_bytes: MEMORY_BYTES,
+            block_size: 16,
+            activation_bytes: 0,
+            kv_cap_bytes: None,
+            max_steps_in_flight: MAX_IN_FLIGHT,
+            wants_large_steps: false,
+            attention: AttentionTuning::default(),
+            max_sample_entries: 0,
+            macs_per_second: 1e15,
+            swap_bytes_per_second: 1e10,
+        }
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        Ok(self.handles.add_weight(WeightShape::new(parts, usage)?))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        Ok(self.handles.add_vector(values.len()))
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        Ok(self.handles.add_rope(spec))
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        self.vocab_size = limits.vocab_size;
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        Ok(self.handles.add_buffer(BufferShape { rows, cols, is_logits: false }))
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        Ok(self.handles.add_buffer(BufferShape { rows, cols: vocab_size, is_logits: true }))
+    }
+
+    fn compile(&mut self, program: &Program) -> Result<ProgramId, BackendError> {
+        self.programs.compile(program, &self.handles)
+    }
+
+    fn create_kv_cache(&mut self, spec: &KvSpec, _: usize, _: usize) -> Result<(), BackendError> {
+        self.programs.set_cache(spec)
+    }
 
     fn weight_bytes(&self) -> u64 {
         0
@@ -158,15 +172,7 @@ impl Backend for MockBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Ops, SampleRow};
-
-    struct Nothing;
-
-    impl Program for Nothing {
-        fn run(&self, _: &mut dyn Ops) {
-            unreachable!("the mock runs no program");
-        }
-    }
+    use crate::SampleRow;
 
     fn limits(vocab_size: usize) -> StepLimits {
         StepLimits {
@@ -185,7 +191,8 @@ mod tests {
         backend.set_limits(&limits(7)).unwrap();
         let forced = SampleRow { forced: Some(3), num_logprobs: Some(2), ..SampleRow::greedy(0) };
         let input = StepInput { samples: vec![SampleRow::greedy(0), forced], ..StepInput::default() };
-        backend.submit(&input, &Nothing).unwrap();
+        let nothing = backend.compile(&Program::default()).unwrap();
+        backend.submit(&input, nothing).unwrap();
         let mut output = StepOutput::default();
         backend.collect(&mut output).unwrap();
         let tokens: Vec<TokenId> = output.samples.iter().map(|sampled| sampled.chosen.token_id).collect();
@@ -200,8 +207,9 @@ mod tests {
         backend.set_limits(&limits(7)).unwrap();
         let started = Instant::now();
         let mut output = StepOutput::default();
-        backend.submit(&StepInput::default(), &Nothing).unwrap();
-        backend.submit(&StepInput::default(), &Nothing).unwrap();
+        let nothing = backend.compile(&Program::default()).unwrap();
+        backend.submit(&StepInput::default(), nothing).unwrap();
+        backend.submit(&StepInput::default(), nothing).unwrap();
         backend.collect(&mut output).unwrap();
         backend.collect(&mut output).unwrap();
         assert!(started.elapsed() >= 2 * step_time);

@@ -1,17 +1,22 @@
-//! The ops a model is written in, and the life of a device: load, create, submit, collect.
+//! The ops a model is written in, and the life of a device: load, create, compile, submit, collect.
 //!
 //! Ops are fused at inference granularity: a decoder layer is five of them (`qkv`, `attention`, `linear`,
 //! `gated_linear`, `linear`). They name buffers and weights by small handles, write only into buffers made before
 //! *ready*, and take their row count from the current step.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{DeviceSpan, KvSpec, StepInput, StepOutput, Tensor};
+use crate::{
+    AttentionTuning, DeviceSpan, HostBlocks, KvSpec, Program, ProgramId, StepInput, StepOutput, Tensor,
+};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub struct $name(pub u32);
     };
 }
@@ -41,6 +46,8 @@ pub enum BackendError {
     OutOfMemory { what: String, needed_bytes: u64, free_bytes: u64 },
     #[error("this device cannot run {what}")]
     Unsupported { what: String },
+    #[error("op {op} of the program ({name}) is not valid: {cause}")]
+    InvalidOp { op: usize, name: &'static str, cause: String },
     #[error("the device failed: {cause}")]
     Device { cause: String },
 }
@@ -72,39 +79,15 @@ pub struct DeviceInfo {
     pub kv_cap_bytes: Option<u64>,
     /// How many steps may be submitted before the first is collected.
     pub max_steps_in_flight: usize,
-    /// Pairs of an attention item and a kv head that it works on at once: with fewer, contexts are split over several
-    /// items. 0: they are never split.
-    pub attention_units: usize,
-    /// Query heads times queries of one kv head that it likes in an item; 0: it has no wish.
-    pub attention_rows: usize,
-    /// How it reads what several sequences have in common.
-    pub sharing: Sharing,
-    /// Memory for partial results of attention; 0: as much as a step needs.
-    pub partial_bytes: usize,
+    /// It works on many things at once and wants larger steps than a CPU.
+    pub wants_large_steps: bool,
+    /// How it likes attention to be cut into items. For [`crate::AttentionCut`] alone.
+    pub attention: AttentionTuning,
     /// Penalised tokens and biases that the samples of a step may bring; 0: as many as there are.
     pub max_sample_entries: usize,
     /// Rough speeds, from which the scheduler weighs swapping against computing again.
     pub macs_per_second: f64,
     pub swap_bytes_per_second: f64,
-}
-
-/// When a device reads keys that several sequences have in common once for all of them, and what that costs it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sharing {
-    /// Shared spans begin and end at multiples of so many keys. 0: each sequence reads its own.
-    pub border: usize,
-    /// Sizes of heads for which it has kernels that gain from it; empty: all.
-    pub head_dims: &'static [usize],
-    /// The fewest sequences that share a span.
-    pub min_seqs: usize,
-    /// Pairs of an item of a shared span and a kv head that it works on at once; 0: spans are never split.
-    pub units: usize,
-    /// Reading a key for a whole item takes as long as so many sequences reading it, each for itself.
-    pub read_cost: usize,
-    /// What a query costs that merges shared results with its own, and what sharing costs each layer of a step however little
-    /// is shared: in bytes of keys and values that sequences read for themselves in that time. 0 bytes a query: a default.
-    pub query_bytes: usize,
-    pub step_bytes: usize,
 }
 
 /// What steps take of a device besides weights, buffers and the cache.
@@ -128,7 +111,7 @@ pub struct StepLimits {
 }
 
 /// How a weight will be used, so that the backend can pack it once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightUse {
     /// Input of `linear`, `gated_linear`, `qkv`, `logits`.
     Linear,
@@ -136,6 +119,8 @@ pub enum WeightUse {
     Embedding,
     /// Both: a tied head.
     EmbeddingAndLinear,
+    /// As many matrices of one shape, one below the other: input of `expert_gated` and `expert_linear`.
+    Experts(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +141,7 @@ pub struct RopeSpec {
     pub style: RopeStyle,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum NormKind {
     Rms,
     /// With mean subtracted; `bias` is added.
@@ -166,32 +151,65 @@ pub enum NormKind {
 }
 
 /// A normalisation over the last dimension: `x / rms(x) * weight`, in f32.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Norm {
     pub kind: NormKind,
     pub weight: VectorId,
     pub eps: f32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activation {
     Silu,
     /// Gemma's gelu with tanh.
     GeluTanh,
     /// The exact gelu, by erf.
     Gelu,
+    /// OPT.
+    Relu,
+    /// Nemotron.
+    ReluSquared,
+}
+
+/// What the norms of q and k are taken over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormSpan {
+    /// Each head, with one weight of `head_dim` for all of them (qwen3, gemma3).
+    #[default]
+    Head,
+    /// Each head, with a weight of its own: `[heads * head_dim]` (cohere, stablelm).
+    EachHead,
+    /// All heads together, with a weight of `[heads * head_dim]` (olmo2).
+    Row,
+}
+
+impl NormSpan {
+    /// How long the weight is for `num_heads` heads.
+    pub fn weight_len(self, num_heads: usize, head_dim: usize) -> usize {
+        match self {
+            Self::Head => head_dim,
+            Self::EachHead | Self::Row => num_heads * head_dim,
+        }
+    }
 }
 
 /// `output = embedding[token_ids] * scale`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embed {
     pub weight: WeightId,
     pub scale: f32,
     pub output: BufferId, // [tokens, hidden]
 }
 
+/// `output += table[positions]`: learned position embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddPositions {
+    pub weight: WeightId, // [positions, hidden]
+    pub output: BufferId, // [tokens, hidden]
+}
+
 /// `output = norm(input)`, or `output += norm(input)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormOp {
     pub input: BufferId, // [tokens, dim]
     pub norm: Norm,
@@ -200,7 +218,7 @@ pub struct NormOp {
 }
 
 /// `output = weight · norm(input) + bias`, or `output += …` (the residual).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     pub input: BufferId, // [tokens, in]
     pub norm: Option<Norm>,
@@ -211,7 +229,7 @@ pub struct Linear {
 }
 
 /// `output = activation(gate) * up`, where `[gate; up] = weight · norm(input) + bias`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatedLinear {
     pub input: BufferId, // [tokens, hidden]
     pub norm: Option<Norm>,
@@ -221,17 +239,28 @@ pub struct GatedLinear {
     pub output: BufferId, // [tokens, intermediate]
 }
 
+/// `output = activation(weight · norm(input) + bias)`: an MLP without a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ActivatedLinear {
+    pub input: BufferId, // [tokens, hidden]
+    pub norm: Option<Norm>,
+    pub weight: WeightId,       // [intermediate, hidden]
+    pub bias: Option<VectorId>, // [intermediate]
+    pub activation: Activation,
+    pub output: BufferId, // [tokens, intermediate]
+}
+
 /// `[q; k; v] = weight · norm(input) + bias`; norm and rotate q and k; write k and v into the step's slots of
 /// `layer`, q into `output`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Qkv {
     pub input: BufferId, // [tokens, hidden]
     pub norm: Option<Norm>,
     pub weight: WeightId, // [(heads + 2 * kv_heads) * head_dim, hidden]
     pub bias: Option<VectorId>,
-    /// Over each head's `head_dim` (qwen3, gemma3).
     pub q_norm: Option<Norm>,
     pub k_norm: Option<Norm>,
+    pub norm_span: NormSpan,
     pub rope: Option<RopeId>,
     pub num_heads: usize,
     /// Which layer of the KV cache.
@@ -240,7 +269,7 @@ pub struct Qkv {
 }
 
 /// `output = softmax(mask(softcap(scale · q · kᵀ))) · v` by the work items of `plan`, over the paged KV of `layer`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     pub layer: usize,
     /// Index into `StepInput::attention`.
@@ -251,87 +280,51 @@ pub struct Attention {
     pub scale: f32,
     /// `softcap * tanh(score / softcap)` where set.
     pub softcap: Option<f32>,
-    /// One slope a head: adds `slope · (k − q)` to the scores.
+    /// One slope per head: adds `slope · (k − q)` to the scores.
     pub alibi: Option<VectorId>,
     pub query: BufferId,  // [tokens, heads * head_dim]
     pub output: BufferId, // [tokens, heads * head_dim]
 }
 
-/// `output = softcap(weight · norm(input[logit_rows]))`, in f32.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// `output = softmax(scale · q · kᵀ) · v` over all rows of a token's sequence, those after it as well, and without a cache: q and k
+/// are rotated first, where a table is given. `StepInput::slots` has the row at which each token's sequence begins.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EncoderAttention {
+    pub qkv: BufferId, // [tokens, 3 * heads * head_dim]; q and k are changed by a rotation
+    pub rope: Option<RopeId>,
+    pub num_heads: usize,
+    pub scale: f32,
+    pub output: BufferId, // [tokens, heads * head_dim]
+}
+
+/// `output = softcap(weight · norm(input[logit_rows]) + bias)`, in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Logits {
     pub input: BufferId, // [tokens, hidden]
     pub norm: Option<Norm>,
-    pub weight: WeightId, // [vocab, hidden]
+    pub weight: WeightId,       // [vocab, hidden]
+    pub bias: Option<VectorId>, // [vocab]
     pub softcap: Option<f32>,
     pub output: BufferId, // [logit rows, vocab]
 }
 
-/// What a program may do. Ops report nothing: a failure is returned by the `submit` or `collect` around them.
-pub trait Ops {
-    fn embed(&mut self, op: &Embed);
-    fn norm(&mut self, op: &NormOp);
-    fn linear(&mut self, op: &Linear);
-    fn gated_linear(&mut self, op: &GatedLinear);
-    fn qkv(&mut self, op: &Qkv);
-    fn attention(&mut self, op: &Attention);
-    /// From here on only the rows count whose logits are wanted: nothing mixes rows any more. They are moved to the front of
-    /// these buffers, in their order, and all later ops have so many rows. A backend may pass over it: the logits are the
-    /// same.
-    fn keep_logit_rows(&mut self, _buffers: &[BufferId]) {}
-    fn logits(&mut self, op: &Logits);
-    /// Draws the step's samples from a buffer of logits.
-    fn sample(&mut self, logits: BufferId);
+/// From here on only the rows count whose logits are wanted: nothing mixes rows any more. They are moved to the front of these
+/// buffers, in their order, and all later ops have so many rows. A backend may pass over it: the logits are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepLogitRows {
+    pub buffers: Vec<BufferId>,
 }
 
-/// A model's forward pass: the same ops over the same buffers in every step.
-pub trait Program: Send {
-    fn run(&self, ops: &mut dyn Ops);
+/// Draws the step's samples from a buffer of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    pub logits: BufferId, // [logit rows, vocab]
 }
 
-/// A device with its weights, buffers and KV cache.
-///
-/// Before *ready*: `load_*`, `create_*`, each at most a few hundred times; these may allocate and may fail.
-/// After: only `submit` and `collect`, which allocate nothing on the device.
-pub trait Backend: Send {
-    fn device(&self) -> DeviceInfo;
-
-    /// The parts stand one below the other as one matrix; each may have its own format.
-    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError>;
-    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError>;
-    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError>;
-    /// Sizes the step's own arrays and scratch. Called once, before any buffer.
-    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError>;
-    /// `[rows, cols]`, with unspecified contents.
-    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError>;
-    /// `[rows, vocab]` of f32: what `logits` writes and `sample` reads. The same as a buffer where those are f32 as well.
-    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
-        self.create_buffer(rows, vocab_size)
-    }
-    /// Says before anything is loaded whether the device can keep such a cache.
-    fn check_kv_spec(&self, _spec: &KvSpec) -> Result<(), BackendError> {
-        Ok(())
-    }
-    /// Rehearses the largest steps of a program before there is a cache, so that what they take besides is known when the rest
-    /// goes to the cache, and chooses what is chosen by time. Called at most once, when weights and buffers are there.
-    fn rehearse(&mut self, _program: &dyn Program, _cache: &KvSpec) -> Result<StepMemory, BackendError> {
-        Ok(StepMemory::default())
-    }
-    /// Called once. Host blocks are the swap tier.
-    fn create_kv_cache(
-        &mut self,
-        spec: &KvSpec,
-        num_device_blocks: usize,
-        num_host_blocks: usize,
-    ) -> Result<(), BackendError>;
-
-    /// Records the decode steps of a program that was rehearsed. Called at most once, when all else is made.
-    fn warm_up(&mut self, _program: &dyn Program) -> Result<(), BackendError> {
-        Ok(())
-    }
-
+/// A device that is ready: from now on it runs steps, and allocates nothing for them.
+pub trait StepExecutor: Send {
     /// Starts a step: uploads the input, moves blocks, runs the program. At most two steps are in flight.
-    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError>;
+    fn submit(&mut self, input: &StepInput, program: ProgramId) -> Result<(), BackendError>;
     /// Waits for the oldest step in flight and takes its result.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
 
@@ -342,6 +335,53 @@ pub trait Backend: Send {
 
     /// The first `rows` rows of a buffer after the last collected step, as f32: for tests and embeddings.
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError>;
+
+    /// The blocks of the host tier, for others than steps. `None` where the device does not show them.
+    fn host_blocks(&mut self) -> Option<Arc<dyn HostBlocks>> {
+        None
+    }
+}
+
+/// A device that is being set up with weights, buffers, programs and a KV cache, each at most a few hundred times. All of this
+/// may allocate and may fail. Then whoever runs steps needs no more of it than a [`StepExecutor`].
+pub trait Backend: StepExecutor {
+    fn device(&self) -> DeviceInfo;
+
+    /// The parts stand one below the other as one matrix; each may have its own format.
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError>;
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError>;
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError>;
+    /// Sizes the step's own arrays and scratch. Called once, before any buffer.
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError>;
+    /// `[rows, cols]`, with unspecified contents.
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError>;
+    /// `[rows, vocab]` of f32: what `logits` writes and `sample` reads, or `route` writes and experts read.
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError>;
+    /// Says before anything is loaded whether the device can keep such a cache.
+    fn check_kv_spec(&self, _spec: &KvSpec) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Checks a program against all that was loaded and created, and keeps it. Several may be compiled; an equal one has the
+    /// same id. The layers of the cache that it names are checked when the cache is there.
+    fn compile(&mut self, program: &Program) -> Result<ProgramId, BackendError>;
+    /// Runs the largest steps of a program before there is a cache, so that what they take besides is known when the rest
+    /// goes to the cache, and chooses what is chosen by time.
+    fn profile_run(&mut self, _program: ProgramId, _cache: &KvSpec) -> Result<StepMemory, BackendError> {
+        Ok(StepMemory::default())
+    }
+    /// Called once. Host blocks are the swap tier.
+    fn create_kv_cache(
+        &mut self,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<(), BackendError>;
+
+    /// Records the decode steps of a program that had its profile run. Called at most once for each, when all else is made.
+    fn warm_up(&mut self, _program: ProgramId) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Bytes of weights held by the device so far.
     fn weight_bytes(&self) -> u64;
 }

@@ -3,28 +3,38 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use baton_core::{TokenId, TokenLogprob};
+use baton_core::{TokenCount, TokenId, TokenLogprob};
+use serde::{Deserialize, Serialize};
 
 /// `AttentionItem::partial` of an item that is the only reader for its queries and writes the output itself.
 pub const NO_PARTIAL: u32 = u32::MAX;
 
 /// The input of one step. All arrays are reused from step to step; none grows past the [`crate::StepLimits`].
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepInput {
     /// Whole-block moves, executed in this order before anything is computed.
     pub swap_out: Vec<BlockCopy>, // device → host
     pub swap_in: Vec<BlockCopy>, // host → device
     pub copies: Vec<BlockCopy>,  // device → device
+    /// Host → device, beside the step and those that follow: no row of this step reads these blocks.
+    pub fetches: Vec<Fetch>,
+    /// The step is only there to wait for fetches: it ends when all that were begun are done.
+    pub waits_for_fetches: bool,
 
     pub token_ids: Vec<TokenId>, // [num_tokens]
     /// `(row, sample)`: the token of `row` is what sample number `sample` of the step before drew on the device.
     pub feedback: Vec<(u32, u32)>,
     pub positions: Vec<u32>, // [num_tokens]
-    /// Where each token's K and V are written: `block * block_size + offset`.
-    pub slots: Vec<u32>, // [num_tokens]
+    /// Rows that take given embeddings instead of those of a token: `(row, slot)`. No device has such slots yet.
+    pub embedded: Vec<(u32, u32)>,
+    /// Rows that an adapter's weights are added for: `(row, adapter)`. No device has adapters yet.
+    pub adapted: Vec<(u32, u32)>,
+    /// Where each token's K and V are written: `block * block_size + offset`, for each lane of the cache. Of a program without a
+    /// cache: the row at which the token's sequence begins.
+    pub slots: Vec<u32>, // [num_lanes, num_tokens]
     /// Page lists of all sequences, one after another. Attention items point into it.
     pub pages: Vec<u32>,
-    /// One plan for each attention kind of the model (full, each sliding window), by `Attention::plan`.
+    /// One plan for each lane of the cache, by `Attention::plan`.
     pub attention: Vec<AttentionPlan>,
 
     /// Token rows whose logits are wanted.
@@ -55,7 +65,7 @@ impl StepInput {
         }
     }
 
-    /// Whether rows without logits may be dropped where only logits are still to come: see `Ops::keep_logit_rows`.
+    /// Whether rows without logits may be dropped where only logits are still to come: see [`crate::KeepLogitRows`].
     pub fn can_keep_logit_rows(&self) -> bool {
         !self.reads_hidden
             && self.logit_rows.len() < self.num_tokens()
@@ -76,6 +86,10 @@ impl StepInput {
         self.swap_out.clear();
         self.swap_in.clear();
         self.copies.clear();
+        self.fetches.clear();
+        self.waits_for_fetches = false;
+        self.embedded.clear();
+        self.adapted.clear();
         self.token_ids.clear();
         self.feedback.clear();
         self.positions.clear();
@@ -123,14 +137,22 @@ pub struct DeviceSpan {
 }
 
 /// A whole-block copy between the tiers that the list names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCopy {
     pub from: u32,
     pub to: u32,
 }
 
-/// The work of one attention kind, for all its layers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Copies from the host tier that somebody waits for. [`StepOutput::fetched`] of this step or a later one tells when they are
+/// done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    pub id: u64,
+    pub copies: Vec<BlockCopy>,
+}
+
+/// The work of one lane of the cache, for all its layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionPlan {
     pub items: Vec<AttentionItem>,
     /// Queries whose result is spread over several items.
@@ -173,7 +195,7 @@ impl AttentionPlan {
 /// Key position `k` is seen by query row `q` if `k <= positions[q]` and, with a window `w`, `positions[q] - k < w`.
 /// A lone decode is an item with one query; a prompt chunk one with many queries of one sequence; a long context is
 /// split over several items; a shared prefix is one item with the queries of many sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionItem {
     pub query_start: u32,
     pub num_queries: u32,
@@ -187,20 +209,12 @@ pub struct AttentionItem {
 }
 
 /// Merge the partials of one query row into its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionMerge {
     pub query: u32,
     /// Range of `AttentionPlan::merge_slots`.
     pub first: u32,
     pub count: u32,
-}
-
-/// How often a token occurred in a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenCount {
-    pub token_id: TokenId,
-    pub in_prompt: bool,
-    pub num_output: u32,
 }
 
 /// The parts of a step's arrays that belong to one row.
@@ -213,7 +227,7 @@ pub struct RowLists<'a> {
 }
 
 /// One token to draw, or one given token to score, from a row of logits.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleRow {
     /// Index into `StepInput::logit_rows`.
     pub logit_row: u32,
@@ -269,6 +283,8 @@ pub struct StepOutput {
     pub samples: Vec<Sampled>,
     /// The most likely tokens of the rows that asked for them; `Sampled::top` points into it.
     pub top: Vec<TokenLogprob>,
+    /// Fetches of this step or of earlier ones that are done and were not told before.
+    pub fetched: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -1,62 +1,20 @@
-//! Weights, numbers and programs for tests and measurements of this and other crates: seeded, the same on every platform.
+//! Weights and numbers for tests and measurements of this and other crates: seeded, the same on every platform.
 
 use half::f16;
 
-use crate::{
-    Attention, BufferId, Embed, GatedLinear, Linear, Logits, NormOp, Ops, Program, Qkv, SharedBytes, Tensor,
-    WeightFormat,
-};
+use crate::{SharedBytes, Tensor, WeightFormat};
 
+/// The numbers of [`baton_core::random::Random`] as values of tensors.
 #[derive(Clone, Debug)]
-pub enum Op {
-    Embed(Embed),
-    Norm(NormOp),
-    Linear(Linear),
-    Gated(GatedLinear),
-    Qkv(Qkv),
-    Attention(Attention),
-    Logits(Logits),
-    Sample(BufferId),
-}
-
-/// A program that is a list.
-#[derive(Clone, Debug)]
-pub struct List(pub Vec<Op>);
-
-impl Program for List {
-    fn run(&self, ops: &mut dyn Ops) {
-        for op in &self.0 {
-            match op {
-                Op::Embed(op) => ops.embed(op),
-                Op::Norm(op) => ops.norm(op),
-                Op::Linear(op) => ops.linear(op),
-                Op::Gated(op) => ops.gated_linear(op),
-                Op::Qkv(op) => ops.qkv(op),
-                Op::Attention(op) => ops.attention(op),
-                Op::Logits(op) => ops.logits(op),
-                Op::Sample(logits) => ops.sample(*logits),
-            }
-        }
-    }
-}
-
-/// A small generator (SplitMix64). Not for sampling tokens: that is [`crate::sampling`].
-#[derive(Clone, Debug)]
-pub struct Random {
-    state: u64,
-}
+pub struct Random(baton_core::random::Random);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Self { state: seed }
+        Self(baton_core::random::Random::new(seed))
     }
 
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// In `0..bound`, for small bounds (the bias of the remainder does not matter in a test).
@@ -109,6 +67,7 @@ fn random_block(format: WeightFormat, amplitude: f32, random: &mut Random) -> Ve
         WeightFormat::F32 => return value.to_le_bytes().to_vec(),
         WeightFormat::F16 => return f16::from_f32(value).to_le_bytes().to_vec(),
         WeightFormat::BF16 => return half::bf16::from_f32(value).to_le_bytes().to_vec(),
+        WeightFormat::F8_E4M3 => return vec![crate::e4m3_from_f32(value)],
         _ => {}
     }
     let mut block: Vec<u8> = (0..format.block_bytes()).map(|_| random.next_u64() as u8).collect();
@@ -116,7 +75,11 @@ fn random_block(format: WeightFormat, amplitude: f32, random: &mut Random) -> Ve
     // Either sign, because most formats reach one step further down than up.
     let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
     let scale = sign * amplitude / layout.largest * (0.5 + 0.5 * random.uniform());
-    write_f16(&mut block, layout.scale_at, scale);
+    if format == WeightFormat::IQ1_M {
+        write_spread_f16(&mut block[layout.scale_at..], scale);
+    } else {
+        write_f16(&mut block, layout.scale_at, scale);
+    }
     if let Some((at, factor)) = layout.minimum {
         write_f16(&mut block, at, scale * factor);
     }
@@ -134,7 +97,9 @@ struct ScaleLayout {
 
 fn scale_layout(format: WeightFormat) -> ScaleLayout {
     let (scale_at, largest, minimum) = match format {
-        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => unreachable!("floats have no scale"),
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::F8_E4M3 => {
+            unreachable!("floats have no scale")
+        }
         WeightFormat::Q4_0 => (0, 8.0, None),
         WeightFormat::Q4_1 => (0, 7.5, Some((2, -7.5))),
         WeightFormat::Q5_0 => (0, 16.0, None),
@@ -146,12 +111,26 @@ fn scale_layout(format: WeightFormat) -> ScaleLayout {
         WeightFormat::Q4_K => (0, 945.0, Some((2, 7.5))),
         WeightFormat::Q5_K => (0, 1953.0, Some((2, 15.5))),
         WeightFormat::Q6_K => (208, 4096.0, None),
+        WeightFormat::IQ4_XS => (0, 4064.0, None),
+        WeightFormat::IQ3_S => (0, 465.0, None),
+        WeightFormat::IQ3_XXS => (0, 480.5, None),
+        WeightFormat::IQ2_S | WeightFormat::IQ2_XS | WeightFormat::IQ2_XXS => (0, 166.7, None),
+        WeightFormat::IQ1_S => (0, 16.9, None),
+        WeightFormat::IQ1_M => (48, 16.9, None),
     };
     ScaleLayout { scale_at, largest, minimum }
 }
 
 fn write_f16(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+}
+
+/// Four bits at the top of each of four u16.
+fn write_spread_f16(fields: &mut [u8], value: f32) {
+    let bits = f16::from_f32(value).to_bits();
+    for (i, field) in fields.as_chunks_mut::<2>().0.iter_mut().take(4).enumerate() {
+        field[1] = field[1] & 15 | ((bits >> (4 * i) & 15) as u8) << 4;
+    }
 }
 
 #[cfg(test)]

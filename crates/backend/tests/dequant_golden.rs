@@ -17,8 +17,10 @@ fn floats_of_hex(hex: &str) -> Vec<f32> {
 fn every_format_decodes_to_the_last_bit() {
     let golden: BTreeMap<String, BTreeMap<String, String>> =
         serde_json::from_str(include_str!("data/dequant_golden.json")).unwrap();
-    assert_eq!(golden.len(), WeightFormat::ALL.len());
-    for format in WeightFormat::ALL {
+    // No GGUF file has e4m3, whose codes `float8` tests one by one.
+    let formats = WeightFormat::ALL.into_iter().filter(|format| *format != WeightFormat::F8_E4M3);
+    assert_eq!(golden.len(), formats.clone().count());
+    for format in formats {
         let entry = &golden[&format.to_string()];
         let expected = floats_of_hex(&entry["values"]);
         assert!(expected.len() >= 64, "{format}");

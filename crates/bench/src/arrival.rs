@@ -3,7 +3,7 @@
 //! A trace brings its own times; see `dataset::trace`.
 
 use crate::BenchError;
-use crate::random::Random;
+use crate::random::{Random, gamma};
 
 /// A rate that changes over the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,7 +72,7 @@ impl Arrivals {
             now += match (rate.is_infinite(), self.burstiness.is_infinite()) {
                 (true, _) => 0.0,
                 (false, true) => 1.0 / rate,
-                (false, false) => random.gamma(self.burstiness) / (rate * self.burstiness),
+                (false, false) => gamma(&mut random, self.burstiness) / (rate * self.burstiness),
             };
             times.push(now);
         }

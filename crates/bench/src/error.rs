@@ -1,4 +1,4 @@
-//! What can go wrong, in sentences that say what to do.
+//! Errors, each with what to do about it.
 
 use std::path::Path;
 

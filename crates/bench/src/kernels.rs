@@ -1,16 +1,16 @@
-//! `baton bench kernels`: how fast a device multiplies, for each weight format and shape, and attends, beside what this
-//! machine can do at best, measured in the same run. Decoding reads every weight once a token, so its limit is the memory;
-//! prompts are limited by arithmetic.
+//! `baton bench kernels`: the speed of products, for each weight format and shape, and of attention, as shares of the machine's
+//! peak measured in the same run. Decoding reads every weight once per token, so memory bandwidth bounds it; prompts are
+//! bound by arithmetic.
 //!
-//! It speaks to the device through [`Backend`] alone, so every device offers it. Each shape is loaded several times over,
+//! It uses nothing but [`Backend`], so it runs on every device. Each shape is loaded several times over,
 //! so that decodes read from memory and not from a cache.
 
 use std::time::Instant;
 
-use baton_backend::testing::{List, Op, Random, random_row};
+use baton_backend::testing::{Random, random_row};
 use baton_backend::{
-    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Program, SampleRow, SharedBytes,
-    StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
+    Activation, Backend, BackendError, Embed, GatedLinear, KvDtype, Linear, Op, Program, ProgramId,
+    SampleRow, SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightId, WeightUse,
 };
 use indicatif::ProgressBar;
 
@@ -100,7 +100,7 @@ impl KernelSizes {
         }
     }
 
-    /// Up to so many rows reading is the limit, so that all of them are multiplied with, and not only a few.
+    /// Up to this many rows, reading the weights is the limit, so all copies are used and not only a few.
     fn max_reading_rows(self) -> usize {
         match self {
             Self::Small => 0,
@@ -126,7 +126,7 @@ impl KernelSizes {
     }
 }
 
-/// The best of so many runs counts: others are disturbed.
+/// The best of this many runs counts: others were disturbed.
 const RUNS: usize = 5;
 
 /// One format in one shape.
@@ -253,23 +253,25 @@ fn measure(
     let op = |&weight: &WeightId| {
         let (norm, bias, activation) = (None, None, Activation::Silu);
         if is_gated {
-            Op::Gated(GatedLinear { input, norm, weight, bias, activation, output })
+            Op::GatedLinear(GatedLinear { input, norm, weight, bias, activation, output })
         } else {
             Op::Linear(Linear { input, norm, weight, bias, output, accumulate: false })
         }
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let weight_bytes = backend.weight_bytes() as f64;
-    let program =
-        |weights: &[WeightId]| List([Op::Embed(embed)].into_iter().chain(weights.iter().map(op)).collect());
+    let program = |weights: &[WeightId]| {
+        Program::new([Op::Embed(embed)].into_iter().chain(weights.iter().map(op)).collect())
+    };
     // A few are enough where arithmetic is the limit.
     let num_few = copies.min(4);
     let (all, few) = (program(&weights), program(&weights[..num_few]));
-    let decode_s = seconds(&mut *backend, &all, 1, sizes)?;
+    let (all, few) = (backend.compile(&all)?, backend.compile(&few)?);
+    let decode_s = seconds(&mut *backend, all, 1, sizes)?;
     let mut gmac_per_s = Vec::with_capacity(sizes.rows().len());
     for &num_rows in sizes.rows() {
         let reads = num_rows <= sizes.max_reading_rows();
-        let (program, count) = if reads { (&all, copies) } else { (&few, num_few) };
+        let (program, count) = if reads { (all, copies) } else { (few, num_few) };
         let macs = (count * rows * cols * num_rows) as f64;
         gmac_per_s.push(macs / seconds(&mut *backend, program, num_rows, sizes)? / 1e9);
     }
@@ -280,7 +282,7 @@ fn measure(
 /// Seconds of one run of the program with this many rows.
 fn seconds(
     backend: &mut dyn Backend,
-    program: &List,
+    program: ProgramId,
     num_rows: usize,
     sizes: KernelSizes,
 ) -> Result<f64, BackendError> {
@@ -303,7 +305,7 @@ fn seconds(
 pub(crate) fn step_seconds(
     backend: &mut dyn Backend,
     input: &StepInput,
-    program: &dyn Program,
+    program: ProgramId,
 ) -> Result<f64, BackendError> {
     let started = Instant::now();
     backend.submit(input, program)?;

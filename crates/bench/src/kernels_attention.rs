@@ -1,11 +1,11 @@
-//! The attention part of `baton bench kernels`: a prompt, limited by arithmetic, and a decode at the end of it, limited by
-//! reading the cache. Layers are as many as it takes for the cache to be larger than the processor's own.
+//! The attention part of `baton bench kernels`: a prompt, bound by arithmetic, and a decode after it, bound by reading the KV
+//! cache. There are enough layers for the KV cache to be larger than the processor's caches.
 
-use baton_backend::testing::{List, Op, Random};
+use baton_backend::testing::Random;
 use baton_backend::{
     Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, CutOptions, Embed,
-    KvDtype, KvLayerSpec, KvSpec, Qkv, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor,
-    WeightUse,
+    KvDtype, KvLayerSpec, KvSpec, NormSpan, Op, Program, ProgramId, Qkv, SequenceQueries, SharedPrefixes,
+    StepInput, StepLimits, Tensor, WeightUse,
 };
 
 use crate::kernels::{KernelSizes, step_seconds};
@@ -51,7 +51,7 @@ pub(crate) const LARGE: &[AttentionCase] = &[
 const MAX_LAYERS: usize = 256;
 /// Width of the rows that queries, keys and values are made from: as little as there can be.
 const HIDDEN: usize = 32;
-/// The best of so many runs counts: others are disturbed.
+/// The best of this many runs counts: others were disturbed.
 const RUNS: usize = 3;
 
 /// One shape of heads with one context.
@@ -78,10 +78,10 @@ pub(crate) fn measure(
     let &AttentionCase { heads, num_heads, num_kv_heads, head_dim, num_seqs, context } = case;
     let device = backend.device();
     let layer = KvLayerSpec { num_kv_heads, head_dim };
-    let one = KvSpec { layers: vec![layer], dtype: kv_dtype, block_size: device.block_size };
+    let one = KvSpec::full(layer, 1, kv_dtype, device.block_size);
     let layer_bytes = one.bytes_per_token() * context * num_seqs;
-    let spec =
-        KvSpec { layers: vec![layer; (sizes.cache_bytes() / layer_bytes).clamp(1, MAX_LAYERS)], ..one };
+    let num_layers = (sizes.cache_bytes() / layer_bytes).clamp(1, MAX_LAYERS);
+    let spec = KvSpec::full(layer, num_layers, kv_dtype, device.block_size);
     backend.check_kv_spec(&spec)?;
     let max_tokens = if num_seqs == 1 { context } else { num_seqs };
     backend.set_limits(&StepLimits {
@@ -106,7 +106,19 @@ pub(crate) fn measure(
     let output = backend.create_buffer(max_tokens, num_heads * head_dim)?;
     let qkv = |layer| {
         let (norm, bias, q_norm, k_norm, rope) = (None, None, None, None, None);
-        Op::Qkv(Qkv { input, norm, weight, bias, q_norm, k_norm, rope, num_heads, layer, output: query })
+        Op::Qkv(Qkv {
+            input,
+            norm,
+            weight,
+            bias,
+            q_norm,
+            k_norm,
+            norm_span: NormSpan::Head,
+            rope,
+            num_heads,
+            layer,
+            output: query,
+        })
     };
     let scale = 1.0 / (head_dim as f32).sqrt();
     let attention = |layer| {
@@ -115,7 +127,7 @@ pub(crate) fn measure(
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let num_layers = spec.layers.len();
-    let program = |ops: Vec<Op>| List([vec![Op::Embed(embed)], ops].concat());
+    let program = |ops: Vec<Op>| Program::new([vec![Op::Embed(embed)], ops].concat());
     let token_bytes = spec.bytes_per_token() / num_layers;
     let cut = AttentionCut::new(
         &device,
@@ -126,15 +138,17 @@ pub(crate) fn measure(
     let mut prompt_gmac_per_s = None;
     if num_seqs == 1 {
         let prompt = step(1, 0, context);
-        seconds(&mut *backend, &program((0..num_layers).map(qkv).collect()), &prompt, 1)?;
-        let prompt_s = seconds(&mut *backend, &program(vec![attention(0)]), &prompt, RUNS)?;
+        let fill = backend.compile(&program((0..num_layers).map(qkv).collect()))?;
+        seconds(&mut *backend, fill, &prompt, 1)?;
+        let attend = backend.compile(&program(vec![attention(0)]))?;
+        let prompt_s = seconds(&mut *backend, attend, &prompt, RUNS)?;
         let macs = (context * (context + 1) / 2 * num_heads * 2 * head_dim) as f64;
         prompt_gmac_per_s = Some(macs / prompt_s / 1e9);
     }
     let mut decode = step(num_seqs, context - 1, 1);
     sizes.make_decode(&mut decode);
-    let all = program((0..num_layers).map(attention).collect());
-    let decode_s = seconds(&mut *backend, &all, &decode, 2 * RUNS)?;
+    let all = backend.compile(&program((0..num_layers).map(attention).collect()))?;
+    let decode_s = seconds(&mut *backend, all, &decode, 2 * RUNS)?;
     Ok(AttentionFigures {
         heads,
         kv_dtype,
@@ -173,7 +187,7 @@ fn step(num_seqs: usize, first: usize, count: usize, block_size: usize, cut: &At
 /// The shortest of some runs.
 fn seconds(
     backend: &mut dyn Backend,
-    program: &List,
+    program: ProgramId,
     input: &StepInput,
     runs: usize,
 ) -> Result<f64, BackendError> {

@@ -1,4 +1,4 @@
-//! What `baton bench kernels` says: tables for people, and JSON.
+//! The output of `baton bench kernels`: tables and JSON.
 
 use std::fmt::Write;
 

@@ -1,17 +1,18 @@
-//! The part of `baton bench kernels` that multiplies nothing: looking up embeddings, norms, sampling, copies of blocks, and swaps
-//! over the bus. All of them only move memory, so that is what they are measured by.
+//! The ops of `baton bench kernels` without products: embedding lookup, norms, sampling, block copies, and swaps over the bus. All
+//! of them only move memory, so they are compared with the memory bandwidth.
 
 use std::time::Instant;
 
-use baton_backend::testing::{List, Op, Random, random_row};
+use baton_backend::testing::{Random, random_row};
 use baton_backend::{
     Backend, BackendError, BlockCopy, Embed, KvDtype, KvLayerSpec, KvSpec, Logits, Norm, NormKind, NormOp,
-    SampleRow, SharedBytes, StepInput, StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
+    Op, Program, ProgramId, Sample, SampleRow, SharedBytes, StepInput, StepLimits, StepOutput, Tensor,
+    WeightFormat, WeightUse,
 };
 
 use crate::kernels::{KernelSizes, Open, step_seconds};
 
-/// The best of so many runs counts: others are disturbed.
+/// The best of this many runs counts: others were disturbed.
 const RUNS: usize = 5;
 /// An op of a few microseconds is repeated.
 const REPEATS: usize = 16;
@@ -88,7 +89,7 @@ fn tokens(count: usize) -> StepInput {
     StepInput { token_ids: ids.clone(), positions: ids.clone(), slots: ids, ..StepInput::default() }
 }
 
-fn best(backend: &mut dyn Backend, input: &StepInput, program: &List) -> Result<f64, BackendError> {
+fn best(backend: &mut dyn Backend, input: &StepInput, program: ProgramId) -> Result<f64, BackendError> {
     let mut best = f64::MAX;
     for _ in 0..RUNS {
         best = best.min(step_seconds(backend, input, program)?);
@@ -118,11 +119,11 @@ fn rows(
             "norm" => Op::Norm(NormOp { input, norm, output, accumulate: false }),
             _ => Op::Embed(Embed { weight, scale: 1.0, output: input }),
         };
-        let program = List((0..REPEATS).map(|_| one()).collect());
+        let program = backend.compile(&Program::new((0..REPEATS).map(|_| one()).collect()))?;
         for count in of.rows {
             let mut step = tokens(count);
             sizes.make_decode(&mut step);
-            let seconds = best(&mut *backend, &step, &program)? / REPEATS as f64;
+            let seconds = best(&mut *backend, &step, program)? / REPEATS as f64;
             let bytes = count * of.hidden * (read_bytes + element);
             figures.push(figure(op, format!("{count} x {}", of.hidden), bytes, seconds));
         }
@@ -154,11 +155,12 @@ fn sampling(mut backend: Box<dyn Backend>, of: &Sizes) -> Result<Vec<SmallFigure
     let head = weight(of.vocab, WeightUse::Linear)?;
     let input = backend.create_buffer(max_rows, NARROW)?;
     let output = backend.create_logits(max_rows, of.vocab)?;
-    let make = List(vec![
+    let make = Program::new(vec![
         Op::Embed(Embed { weight: table, scale: 1.0, output: input }),
-        Op::Logits(Logits { input, norm: None, weight: head, softcap: None, output }),
+        Op::Logits(Logits { input, norm: None, weight: head, bias: None, softcap: None, output }),
     ]);
-    let draw = List(vec![Op::Sample(output)]);
+    let make = backend.compile(&make)?;
+    let draw = backend.compile(&Program::new(vec![Op::Sample(Sample { logits: output })]))?;
     type Change = fn(&mut SampleRow);
     let kinds: [(&'static str, Change); 4] = [
         ("sampling, greedy", |_| ()),
@@ -171,13 +173,13 @@ fn sampling(mut backend: Box<dyn Backend>, of: &Sizes) -> Result<Vec<SmallFigure
         for count in of.samples {
             let mut step = tokens(count);
             step.logit_rows = (0..count as u32).collect();
-            step_seconds(&mut *backend, &step, &make)?;
+            step_seconds(&mut *backend, &step, make)?;
             step.samples = (0..count as u32).map(SampleRow::greedy).collect();
             for (seed, row) in (0..).zip(&mut step.samples) {
                 row.seed = seed;
                 change(row);
             }
-            let seconds = best(&mut *backend, &step, &draw)?;
+            let seconds = best(&mut *backend, &step, draw)?;
             figures.push(figure(op, format!("{count} x {}", of.vocab), count * of.vocab * 4, seconds));
         }
     }
@@ -188,15 +190,15 @@ fn sampling(mut backend: Box<dyn Backend>, of: &Sizes) -> Result<Vec<SmallFigure
 fn blocks(mut backend: Box<dyn Backend>, of: &Sizes) -> Result<Vec<SmallFigures>, BackendError> {
     let block_size = backend.device().block_size;
     let dtype = KvDtype::BF16;
-    let spec = KvSpec { layers: vec![of.layer; of.layers], dtype, block_size };
+    let spec = KvSpec::full(of.layer, of.layers, dtype, block_size);
     backend.check_kv_spec(&spec)?;
     backend.set_limits(&limits(1, 1))?;
     backend.create_kv_cache(&spec, 2 * NUM_BLOCKS, NUM_BLOCKS)?;
     let bytes = spec.bytes_per_token() * block_size * NUM_BLOCKS;
-    let nothing = List(Vec::new());
+    let nothing = backend.compile(&Program::default())?;
     let moves = |to: u32| (0..NUM_BLOCKS as u32).map(|from| BlockCopy { from, to: from + to }).collect();
     let copies = StepInput { copies: moves(NUM_BLOCKS as u32), ..StepInput::default() };
-    let seconds = best(&mut *backend, &copies, &nothing)?;
+    let seconds = best(&mut *backend, &copies, nothing)?;
     let size = format!("{NUM_BLOCKS} blocks, {} MiB", bytes >> 20);
     let mut figures = vec![figure("copying blocks", size.clone(), 2 * bytes, seconds)];
     // Out and in again, each of which waits for the other: half of the time is one way.
@@ -206,7 +208,7 @@ fn blocks(mut backend: Box<dyn Backend>, of: &Sizes) -> Result<Vec<SmallFigures>
     for _ in 0..RUNS {
         let started = Instant::now();
         for step in [&out, &back, &out, &back] {
-            backend.submit(step, &nothing)?;
+            backend.submit(step, nothing)?;
             backend.collect(&mut StepOutput::default())?;
         }
         shortest = shortest.min(started.elapsed().as_secs_f64() / 4.0);

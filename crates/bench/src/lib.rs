@@ -1,7 +1,7 @@
 //! Measuring: workloads, a load generator for servers, runs of the engine in this process, statistics and reports.
 //!
 //! Data flows one way: a `dataset` makes [`Sample`]s, `arrival` says when they are sent, `serve` (over HTTP) or `offline`
-//! (through the engine) runs them and notes times, `metrics` turns the notes into figures with vLLM's names, `summary`
+//! (through the engine) runs them and records times, `metrics` turns the records into figures with vLLM's names, `summary`
 //! prints them and `report` draws them. Not here: flags (`cli`), the server (`serve` of the workspace), any model.
 #![forbid(unsafe_code)]
 
@@ -48,5 +48,5 @@ pub use serve::{Outcome, ServeOptions, ServeRun, run as run_serve};
 pub use soak::{SoakOptions, SoakResult, run as soak};
 pub use startup::{StartupOptions, StartupResult, run as startup};
 pub use stats::{Distribution, mean, percentile};
-pub use storm::{StormOptions, StormResult, run as storm};
+pub use storm::{Attack, StormOptions, StormResult, run as storm};
 pub use summary::{Heading, serve as serve_summary};

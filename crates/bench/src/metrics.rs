@@ -1,4 +1,4 @@
-//! From what came of each request to the figures people compare, with vLLM's names and definitions.
+//! Turns the record of each request into the usual figures, with vLLM's names and definitions.
 //!
 //! TTFT is the time to the first chunk with a token, ITL the time between two such chunks, TPOT the time after the first
 //! token over the number of the other tokens, E2EL the time to the last chunk.

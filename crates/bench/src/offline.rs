@@ -1,14 +1,14 @@
-//! `baton bench latency` and `throughput`: the engine driven by hand in this process, without a server.
+//! `baton bench latency` and `throughput`: the engine in this process, without a server.
 //!
-//! Latency runs one batch again and again; throughput hands over a whole workload and waits for the end. Text is not in
-//! it: prompts are token ids and outputs stay token ids.
+//! Latency runs one batch repeatedly; throughput submits a whole workload and waits until it is done. There is no text:
+//! prompts and outputs are token ids.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use baton_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
-use baton_engine::Engine;
+use baton_engine::{Engine, ExpertsTouched, SpeculationStats};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
@@ -54,6 +54,10 @@ pub struct LatencyResult {
     pub output_tokens_per_second: f64,
     /// The share of the time after the first tokens in which the device worked on no step, where it tells.
     pub device_idle_share: Option<f64>,
+    /// Of the whole run, warm-up included; `None` where no guess was checked.
+    pub speculation: Option<SpeculationStats>,
+    /// How the last step of the batch spread over the experts of the last layer, where there are any.
+    pub experts: Option<ExpertsTouched>,
 }
 
 /// Runs the batch `num_iters` times after warming up. The bar moves with every batch.
@@ -94,7 +98,10 @@ pub fn latency(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(LatencyResult::new(options, &times))
+    let speculation = speculation(engine);
+    // With guesses the last step may have had fewer rows than there are sequences.
+    let experts = if speculation.is_none() { engine.experts_touched(options.batch_size)? } else { None };
+    Ok(LatencyResult { speculation, experts, ..LatencyResult::new(options, &times) })
 }
 
 impl LatencyResult {
@@ -114,6 +121,8 @@ impl LatencyResult {
             decode_tokens_per_second: rate(sum(&|times| times.num_decoded as f64), decode_s),
             output_tokens_per_second: rate(num_output, sum(&|times| times.latency_s)),
             device_idle_share: decode_busy_s.and_then(|busy_s| idle_share(busy_s, decode_s)),
+            speculation: None,
+            experts: None,
         }
     }
 
@@ -122,7 +131,7 @@ impl LatencyResult {
         let latencies = Distribution::new(self.latencies_s.clone());
         let percentiles: Map<String, Value> =
             PERCENTILES.iter().map(|p| (p.to_string(), json!(latencies.percentile(f64::from(*p))))).collect();
-        let Value::Object(map) = json!({
+        let Value::Object(mut map) = json!({
             "avg_latency": latencies.mean(),
             "std_latency": latencies.standard_deviation(),
             "latencies": self.latencies_s,
@@ -135,6 +144,11 @@ impl LatencyResult {
         }) else {
             unreachable!("an object was written")
         };
+        if let Some(experts) = &self.experts {
+            map.insert("num_experts".to_owned(), json!(experts.num_experts));
+            map.insert("num_experts_touched".to_owned(), json!(experts.num_touched));
+        }
+        describe_speculation(self.speculation.as_ref(), &mut map);
         map
     }
 
@@ -156,7 +170,13 @@ impl LatencyResult {
         if let Some(share) = self.device_idle_share {
             let _ = writeln!(text, "Device: idle {:.1} % of the decoding", share * 100.0);
         }
-        text
+        if let Some(ExpertsTouched { num_tokens, num_experts, num_touched }) = self.experts {
+            let _ = writeln!(
+                text,
+                "Experts: {num_touched} of {num_experts} chosen by {num_tokens} tokens (last step, last layer)"
+            );
+        }
+        text + &speculation_line(self.speculation.as_ref())
     }
 }
 
@@ -208,7 +228,7 @@ pub struct OfflineRequest {
     pub output_len: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ThroughputResult {
     pub elapsed_s: f64,
     pub num_requests: usize,
@@ -217,6 +237,8 @@ pub struct ThroughputResult {
     pub num_cached_tokens: usize,
     /// The share of the time in which the device worked on no step, where it tells.
     pub device_idle_share: Option<f64>,
+    /// `None` where no guess was checked.
+    pub speculation: Option<SpeculationStats>,
 }
 
 /// Hands over all requests, at most `max_outstanding` at a time, and waits until the last has ended.
@@ -242,6 +264,7 @@ pub fn throughput(
         num_output_tokens: 0,
         num_cached_tokens: 0,
         device_idle_share: None,
+        speculation: None,
     };
     let mut waiting = requests.into_iter();
     let mut outstanding = 0;
@@ -275,6 +298,7 @@ pub fn throughput(
     result.elapsed_s = started.elapsed().as_secs_f64();
     let busy_s = engine.stats().device_busy_s.map(|busy_s| busy_s - busy_before_s);
     result.device_idle_share = busy_s.and_then(|busy_s| idle_share(busy_s, result.elapsed_s));
+    result.speculation = speculation(engine);
     bar.finish_and_clear();
     Ok(result)
 }
@@ -291,7 +315,7 @@ impl ThroughputResult {
     /// vLLM's keys, then our own.
     pub fn to_json(&self) -> Map<String, Value> {
         let total = self.num_prompt_tokens + self.num_output_tokens;
-        let Value::Object(map) = json!({
+        let Value::Object(mut map) = json!({
             "elapsed_time": self.elapsed_s,
             "num_requests": self.num_requests,
             "total_num_tokens": total,
@@ -305,6 +329,7 @@ impl ThroughputResult {
         }) else {
             unreachable!("an object was written")
         };
+        describe_speculation(self.speculation.as_ref(), &mut map);
         map
     }
 
@@ -316,14 +341,39 @@ impl ThroughputResult {
             .map_or(String::new(), |share| format!("Device: idle {:.1} % of the time\n", share * 100.0));
         format!(
             "Throughput: {:.2} requests/s, {:.2} total tokens/s, {:.2} output tokens/s\n\
-             Total num prompt tokens:  {}\nTotal num output tokens:  {}\n{idle}",
+             Total num prompt tokens:  {}\nTotal num output tokens:  {}\n{idle}{}",
             self.rate(self.num_requests),
             self.rate(total),
             self.output_tokens_per_second(),
             self.num_prompt_tokens,
             self.num_output_tokens,
+            speculation_line(self.speculation.as_ref()),
         )
     }
+}
+
+fn speculation(engine: &Engine) -> Option<SpeculationStats> {
+    Some(engine.stats().speculation).filter(|stats| stats.num_drafts > 0)
+}
+
+fn speculation_line(stats: Option<&SpeculationStats>) -> String {
+    stats.map_or(String::new(), |stats| {
+        format!(
+            "Speculation: {:.2} tokens per checked step, {} of {} guesses right\n",
+            stats.mean_acceptance_length(),
+            stats.num_accepted_tokens,
+            stats.num_draft_tokens
+        )
+    })
+}
+
+/// The figures of speculation in a result file.
+fn describe_speculation(stats: Option<&SpeculationStats>, map: &mut Map<String, Value>) {
+    let Some(stats) = stats else { return };
+    map.insert("spec_decode_num_drafts".to_owned(), stats.num_drafts.into());
+    map.insert("spec_decode_num_draft_tokens".to_owned(), stats.num_draft_tokens.into());
+    map.insert("spec_decode_num_accepted_tokens".to_owned(), stats.num_accepted_tokens.into());
+    map.insert("spec_decode_mean_acceptance_length".to_owned(), stats.mean_acceptance_length().into());
 }
 
 fn add(

@@ -1,7 +1,6 @@
-//! `baton bench serve`: sends a workload to a server over HTTP and notes when what came back.
+//! `baton bench serve`: sends a workload to a server over HTTP and records when each chunk arrives.
 //!
-//! One thread does everything: the client must leave the cores to the server it measures. What the notes mean is said in
-//! `metrics`.
+//! One thread does everything: the client must leave the cores to the server it measures. `metrics` defines the figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
-//! `baton bench soak`: many clients that behave as badly as real ones, for minutes, and a judgement at the end.
+//! `baton bench soak`: many badly behaved clients for some minutes, and a verdict at the end.
 //!
-//! Every client sends one request after another; what kind is drawn for each: a stream that is read to its end, one that
-//! is dropped in the middle, one that is read slowly, a whole answer, and bodies that are broken, wrong or too large.
-//! Beside them one task asks `/health` all the time and one reads `/metrics` (and, if told the process, its memory).
+//! Every client sends one request after another, each of a random kind: a stream that is read to its end, dropped in the
+//! middle or read slowly, an answer without streaming, and bodies that are malformed, wrong or too large.
+//! Meanwhile one task polls `/health` and one reads `/metrics` and, with `--pid`, the memory of the process.
 //! Healthy means: every answer has the status its request deserves (429 and 503 are always allowed: the queue is
 //! bounded), `/health` answers in time, and when all clients are gone no request and no KV block is left behind.
 

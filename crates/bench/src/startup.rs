@@ -1,8 +1,7 @@
-//! `baton bench startup`: how long a server takes from its start to being ready, as a child process of its own.
+//! `baton bench startup`: the time from starting a server, as a child process, until it is ready.
 //!
-//! Cold means that the model's file is not in the system's file cache, and that no kernels of an earlier start are there;
-//! warm means that there was one just before. The cache is emptied for that one file with `dd`, which needs no rights; where
-//! there is no `dd`, there is no cold start.
+//! Cold: the model's file is not in the page cache, and there are no compiled kernels. Warm: right after another start. The page
+//! cache is dropped for that one file with `dd`, which needs no privileges; without `dd` there is no cold start.
 
 use std::fmt::Write;
 use std::io::{BufRead, BufReader};

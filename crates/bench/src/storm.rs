@@ -1,11 +1,11 @@
-//! The storm of `baton bench soak`: clients of one key that attack, beside a well-behaved client of another.
+//! The attack mode of `baton bench soak`: clients with one key attack while a well-behaved client uses another.
 //!
-//! First the well-behaved one streams alone, then with the attackers beside it. Each attack is a request that is legal or
-//! nearly so and costs the server far more than its sender. Passed means: the time between two tokens of the
-//! well-behaved client stays within a multiple of what it is alone, it is never turned away, and the server's memory stays
-//! within a bound.
+//! The well-behaved client first streams alone, then beside the attackers. Each attack is a valid or almost valid request that
+//! costs the server far more than its sender. To pass, the time between tokens of the well-behaved client must stay
+//! within a multiple of its time alone, the client must never be rejected, and the server's memory must stay within a bound.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,19 +38,22 @@ pub struct StormOptions {
     /// Those of the attackers.
     pub attack_headers: Vec<(String, String)>,
     pub num_attackers: usize,
+    /// What they do, one after the other.
+    pub attacks: Vec<Attack>,
     /// How long the well-behaved client is alone first.
     pub calm: Duration,
     pub duration: Duration,
     pub pid: Option<u32>,
-    /// The 99th percentile of the time between tokens may be so many times what it is alone.
+    /// How many times as long as alone the 99th percentile of the time between tokens may be.
     pub max_token_ratio: f64,
     /// What the process may hold at most.
     pub max_resident_mib: Option<f64>,
     pub seed: u64,
 }
 
+/// A request that costs the server far more than its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Attack {
+pub enum Attack {
     /// `multipleOf` with more remainders than anybody can visit.
     HardSchema,
     /// Thousands of properties, never the same twice.
@@ -65,22 +68,22 @@ enum Attack {
     Penalties,
 }
 
-const ATTACKS: [Attack; 6] = [
-    Attack::HardSchema,
-    Attack::LargeSchema,
-    Attack::TinyMessages,
-    Attack::DeclaredBody,
-    Attack::Flood,
-    Attack::Penalties,
-];
-
 impl Attack {
-    fn name(self) -> &'static str {
+    pub const ALL: [Self; 6] = [
+        Self::HardSchema,
+        Self::LargeSchema,
+        Self::TinyMessages,
+        Self::DeclaredBody,
+        Self::Flood,
+        Self::Penalties,
+    ];
+
+    pub fn name(self) -> &'static str {
         match self {
-            Self::HardSchema => "hard schema",
-            Self::LargeSchema => "large schema",
-            Self::TinyMessages => "tiny messages",
-            Self::DeclaredBody => "declared body",
+            Self::HardSchema => "hard-schema",
+            Self::LargeSchema => "large-schema",
+            Self::TinyMessages => "tiny-messages",
+            Self::DeclaredBody => "declared-body",
             Self::Flood => "flood",
             Self::Penalties => "penalties",
         }
@@ -129,6 +132,16 @@ impl Attack {
     }
 }
 
+impl FromStr for Attack {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|attack| attack.name() == name);
+        found.ok_or_else(|| format!("there is no attack {name:?}; there are {}", names()))
+    }
+}
+
 fn random_words(seed: u64, count: usize) -> String {
     let mut random = Random::new(seed);
     (0..count).map(|_| random.below(1000).to_string()).collect::<Vec<_>>().join(" ")
@@ -141,9 +154,13 @@ pub struct StormResult {
     pub calm_tokens: usize,
     pub calm_p50_ms: f64,
     pub calm_p99_ms: f64,
+    /// Median time to the first token.
+    pub calm_first_ms: f64,
     pub storm_tokens: usize,
     pub storm_p50_ms: f64,
     pub storm_p99_ms: f64,
+    pub storm_max_ms: f64,
+    pub storm_first_ms: f64,
     /// Answers to the attackers, by attack and status; 0 is none in time.
     pub attacks: BTreeMap<String, BTreeMap<u16, u64>>,
     /// The largest that was seen.
@@ -208,6 +225,8 @@ async fn run_async(
 struct Seen {
     /// Between two pieces of one answer.
     gaps_ms: Vec<f64>,
+    /// From a request to its first piece.
+    firsts_ms: Vec<f64>,
     failures: Vec<String>,
 }
 
@@ -218,7 +237,7 @@ async fn stream_until(client: &Client, end: Instant) -> Seen {
         "temperature": 0, "stream": true});
     let body = Bytes::from(body.to_string());
     while Instant::now() < end {
-        if let Err(cause) = stream_once(client, body.clone(), end, &mut seen.gaps_ms).await {
+        if let Err(cause) = stream_once(client, body.clone(), end, &mut seen).await {
             seen.failures.push(cause);
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -226,12 +245,8 @@ async fn stream_until(client: &Client, end: Instant) -> Seen {
     seen
 }
 
-async fn stream_once(
-    client: &Client,
-    body: Bytes,
-    end: Instant,
-    gaps_ms: &mut Vec<f64>,
-) -> Result<(), String> {
+async fn stream_once(client: &Client, body: Bytes, end: Instant, seen: &mut Seen) -> Result<(), String> {
+    let asked = Instant::now();
     let mut answer = client.send(Method::POST, "/v1/completions", body).await?;
     if !answer.status().is_success() {
         return Err(format!("the well-behaved client was answered with {}", answer.status().as_u16()));
@@ -243,7 +258,11 @@ async fn stream_once(
             return Err("the well-behaved client's stream broke off".to_owned());
         }
         let now = Instant::now();
-        gaps_ms.extend(last.map(|last| (now - last).as_secs_f64() * 1e3));
+        let (times_ms, since) = match last {
+            Some(last) => (&mut seen.gaps_ms, last),
+            None => (&mut seen.firsts_ms, asked),
+        };
+        times_ms.push((now - since).as_secs_f64() * 1e3);
         last = Some(now);
         if now > end {
             // What is left of the answer does not count; dropping it closes the connection.
@@ -259,7 +278,8 @@ async fn attack(options: Arc<StormOptions>, number: usize, end: Instant) -> BTre
     let mut answers = BTreeMap::new();
     let Ok(client) = Client::new(&options.base_url, &options.attack_headers).await else { return answers };
     while Instant::now() < end {
-        let attack = ATTACKS[(number + answers.values().sum::<u64>() as usize) % ATTACKS.len()];
+        let turn = number + answers.values().sum::<u64>() as usize;
+        let attack = options.attacks[turn % options.attacks.len()];
         let status = if attack == Attack::DeclaredBody {
             declare_body(&options).await;
             0
@@ -319,6 +339,7 @@ fn judge(
     let mut failures: Vec<String> = calm.failures.into_iter().chain(storm.failures).collect();
     failures.sort();
     failures.dedup();
+    let (calm_firsts, storm_firsts) = (Distribution::new(calm.firsts_ms), Distribution::new(storm.firsts_ms));
     let (calm, storm) = (Distribution::new(calm.gaps_ms), Distribution::new(storm.gaps_ms));
     let p99 = |gaps: &Distribution| if gaps.is_empty() { f64::INFINITY } else { gaps.percentile(99.0) };
     let (calm_p99_ms, storm_p99_ms) = (p99(&calm), p99(&storm));
@@ -339,9 +360,12 @@ fn judge(
         calm_tokens: calm.len(),
         calm_p50_ms: p50(&calm),
         calm_p99_ms,
+        calm_first_ms: p50(&calm_firsts),
         storm_tokens: storm.len(),
         storm_p50_ms: p50(&storm),
         storm_p99_ms,
+        storm_max_ms: storm.sorted().last().copied().unwrap_or(0.0),
+        storm_first_ms: p50(&storm_firsts),
         attacks,
         resident_mib,
         failures,
@@ -357,12 +381,16 @@ impl StormResult {
     pub fn summary(&self) -> String {
         let mut lines = vec![
             format!(
-                "alone: {} gaps between tokens, median {:.1} ms, 99th percentile {:.1} ms",
-                self.calm_tokens, self.calm_p50_ms, self.calm_p99_ms
+                "alone: {} gaps between tokens, median {:.1} ms, 99th percentile {:.1} ms; first token {:.1} ms",
+                self.calm_tokens, self.calm_p50_ms, self.calm_p99_ms, self.calm_first_ms
             ),
             format!(
-                "in the storm: {} gaps, median {:.1} ms, 99th percentile {:.1} ms",
-                self.storm_tokens, self.storm_p50_ms, self.storm_p99_ms
+                "in the storm: {} gaps, median {:.1} ms, 99th percentile {:.1} ms, largest {:.1} ms; first token {:.1} ms",
+                self.storm_tokens,
+                self.storm_p50_ms,
+                self.storm_p99_ms,
+                self.storm_max_ms,
+                self.storm_first_ms
             ),
         ];
         for (attack, statuses) in &self.attacks {
@@ -391,6 +419,7 @@ mod tests {
             headers: Vec::new(),
             attack_headers: Vec::new(),
             num_attackers: 1,
+            attacks: Attack::ALL.to_vec(),
             calm: Duration::from_secs(1),
             duration: Duration::from_secs(1),
             pid: None,
@@ -398,7 +427,7 @@ mod tests {
             max_resident_mib: Some(1000.0),
             seed: 0,
         };
-        let seen = |gap: f64| Seen { gaps_ms: vec![gap; 10], failures: Vec::new() };
+        let seen = |gap: f64| Seen { gaps_ms: vec![gap; 10], ..Seen::default() };
         let storm = Seen { failures: failures.iter().map(ToString::to_string).collect(), ..seen(storm) };
         judge(&options, Duration::from_secs(2), seen(calm), storm, BTreeMap::new(), resident)
     }
@@ -409,6 +438,15 @@ mod tests {
         assert!(!judged(10.0, 31.0, &[], None).passed());
         assert!(!judged(10.0, 10.0, &["answered with 429"], None).passed());
         assert!(!judged(10.0, 10.0, &[], Some(1001.0)).passed());
+    }
+
+    #[test]
+    fn attacks_are_found_by_name() {
+        for attack in Attack::ALL {
+            assert_eq!(attack.name().parse(), Ok(attack));
+        }
+        let unknown = "rain".parse::<Attack>().expect_err("no such attack");
+        assert!(unknown.contains("hard-schema, large-schema"), "{unknown}");
     }
 
     #[test]

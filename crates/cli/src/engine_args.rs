@@ -3,11 +3,10 @@
 //! What is not given stays `None` here and gets the engine's or the model's own default in [`EngineArgs::resolve`],
 //! the one place where raw flags become a ready configuration.
 
-use std::path::Path;
-
 use anyhow::Result;
-use baton_backend::{DeviceInfo, KvDtype, Precision, WeightFormat};
-use baton_engine::EngineConfig;
+use baton::{Device, GenerationConfig, OpenOptions};
+use baton_backend::{KvDtype, Precision, WeightFormat};
+use baton_engine::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
 use baton_kv::EvictionPolicy;
 use baton_model::LoadFormat;
 use baton_sched::{Policy, PreemptionMode};
@@ -15,20 +14,21 @@ use clap::{Args, ValueEnum};
 
 use crate::args::{KvDtypeArg, parse_share};
 use crate::errors::hinted;
-use crate::size::{parse_size, parse_size_gib};
-
-/// Sequences and tokens of a step on a GPU, unless said otherwise.
-const GPU_SEQS: usize = 256;
-const GPU_STEP_TOKENS: usize = 8192;
+use crate::session;
+use crate::size::{parse_count, parse_size, parse_size_gib};
+use crate::store_args::StoreArgs;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
+    /// See `--kv-events-config` of `baton serve`.
+    #[arg(skip)]
+    pub kv_event_capacity: usize,
     /// What to run on: auto (the first GPU, if there is one), cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
-    pub device: DeviceArg,
-    /// Threads of the CPU backend; without it, one a physical core
-    #[arg(long, value_name = "N")]
+    pub device: Device,
+    /// Threads of the CPU backend [default: one per physical core]
+    #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
     /// How the weights are read
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
@@ -36,18 +36,44 @@ pub struct EngineArgs {
     /// Model, directory or tokenizer.json whose tokenizer is used instead of the model's own, or beside dummy weights
     #[arg(long, value_name = "MODEL")]
     pub tokenizer: Option<String>,
+    /// Chat template instead of the model's own: a Jinja file, or the template itself
+    #[arg(long, value_name = "FILE|TEXT", alias = "chat-template-file", allow_hyphen_values = true)]
+    pub chat_template: Option<String>,
+    /// Sampling defaults: auto (the model's own, else the catalogue's), vllm (neutral: temperature 1), or the path of a
+    /// generation_config.json
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
+    pub generation_config: GenerationConfig,
+    /// Sampling defaults that take the place of others, for example '{"temperature": 0.3}'
+    #[arg(long, value_name = "JSON")]
+    pub override_generation_config: Option<String>,
+    /// Branch, tag or commit of a model on the hub [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub revision: Option<String>,
     /// float32 rounds nothing, so that every device gives the same tokens, but slowly; weights are used as they are stored,
     /// so that any other type is only a check of theirs
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub dtype: String,
-    /// The longest sequence, prompt and output together; without it, what the model was made for and memory allows
-    #[arg(long, value_name = "N")]
-    pub max_model_len: Option<usize>,
+    /// Round the weights of an unquantised checkpoint as they are loaded: fp8 (linear layers, a scale a row), q8 or q4. The
+    /// method of a quantised one (awq, gptq, compressed-tensors, ...) is found without it
+    #[arg(short, long, value_name = "METHOD")]
+    pub quantization: Option<String>,
+    /// The longest sequence, prompt and output together, for example 4096 or 32K; auto is what the model was made for, or
+    /// less where memory does not allow it
+    #[arg(
+        short = 'c',
+        long,
+        value_name = "N",
+        default_value = "auto",
+        alias = "ctx-size",
+        alias = "ctx",
+        allow_hyphen_values = true
+    )]
+    pub max_model_len: ModelLen,
     /// Sequences in one step [default: 64, on a GPU 256]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", alias = "parallel")]
     pub max_num_seqs: Option<usize>,
     /// Tokens in one step; long prompts are cut into chunks of this [default: 512, on a GPU 8192]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     pub max_num_batched_tokens: Option<usize>,
     /// Requests that may wait for their first step; more are turned away
     #[arg(long, value_name = "N")]
@@ -58,15 +84,22 @@ pub struct EngineArgs {
     /// By arrival (fcfs), or the lowest `priority` first. Within that, API keys take turns, by tokens
     #[arg(long, value_name = "POLICY", default_value = "fcfs")]
     pub scheduling_policy: PolicyArg,
+    /// A step may take so many times as long for one API key because of the others; 0 is no limit [default: 2]
+    #[arg(long, value_name = "RATIO")]
+    pub max_step_slowdown: Option<f64>,
     /// What happens to a running request when blocks run out
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub preemption_mode: PreemptionArg,
-    /// Start of all random numbers: the same seed gives the same output
+    /// Start of all random numbers: the same seed gives the same output [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Tokens of a request never depend on the other requests in the batch
     #[arg(long)]
     pub deterministic: bool,
+    /// Guess next tokens and check several in one step, as vLLM's JSON says, for example '{"method": "suffix"}' or
+    /// '{"method": "draft_model", "model": "small.gguf", "num_speculative_tokens": 4}'
+    #[arg(long, value_name = "JSON", value_parser = parse_speculative)]
+    pub speculative_config: Option<SpeculativeConfig>,
     /// Do not record steps for replay (GPU only; accepted everywhere)
     #[arg(long)]
     pub enforce_eager: bool,
@@ -75,6 +108,8 @@ pub struct EngineArgs {
     pub mock_step_ms: f64,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub stores: StoreArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -83,10 +118,11 @@ pub struct CacheArgs {
     /// Storage of cached keys and values; int8 takes about half of f16 and is for the CPU
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub kv_cache_dtype: KvDtypeArg,
-    /// Memory of the KV cache, for example 2GiB; without it, what the utilisation leaves
+    /// Memory of the KV cache, for example 2GiB [default: what weights and workspace leave of the utilisation; on a CPU a
+    /// quarter of what is free]
     #[arg(long, value_name = "SIZE", alias = "kv-cache-memory-bytes", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
-    /// Host memory for preempted sequences; a bare number is GiB
+    /// Host memory for preempted sequences and for prefixes that leave the device; a bare number is GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size_gib)]
     pub swap_space: Option<u64>,
     /// Tokens in a KV block; without it, what the device likes best
@@ -112,23 +148,36 @@ pub struct CacheArgs {
     pub prefix_cache_eviction: EvictionArg,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceArg {
-    Auto,
-    Cpu,
-    /// The GPU of this number.
-    Cuda(usize),
+/// `--max-model-len`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelLen(pub Option<usize>);
+
+impl std::str::FromStr for ModelLen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" | "-1" => Ok(Self(None)),
+            _ => parse_count(text).map(|count| Self(Some(count))),
+        }
+    }
 }
 
-fn parse_device(text: &str) -> Result<DeviceArg, String> {
+fn parse_device(text: &str) -> Result<Device, String> {
     let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text}: not the number of a GPU"));
     match text.split_once(':') {
-        None if text == "auto" => Ok(DeviceArg::Auto),
-        None if text == "cpu" => Ok(DeviceArg::Cpu),
-        None if text == "cuda" => Ok(DeviceArg::Cuda(0)),
-        Some(("cuda", ordinal)) => number(ordinal).map(DeviceArg::Cuda),
+        None if text == "auto" => Ok(Device::Auto),
+        None if text == "cpu" => Ok(Device::Cpu),
+        None if text == "cuda" => Ok(Device::Cuda(0)),
+        Some(("cuda", ordinal)) => number(ordinal).map(Device::Cuda),
         _ => Err("use auto, cpu, cuda or cuda:N".to_owned()),
     }
+}
+
+pub(crate) fn parse_speculative(text: &str) -> Result<SpeculativeConfig, String> {
+    serde_json::from_str(text).map_err(|cause| {
+        format!("{cause}: write a JSON object with a \"method\" (ngram, suffix, draft_model), see docs/speculation.md")
+    })
 }
 
 fn parse_step_ms(text: &str) -> Result<f64, String> {
@@ -175,12 +224,6 @@ pub enum EvictionArg {
     Lfu,
 }
 
-/// Sequences and tokens of a step on a GPU, where they are not given.
-pub fn gpu_steps(max_num_seqs: Option<usize>, max_num_batched_tokens: Option<usize>) -> (usize, usize) {
-    let seqs = max_num_seqs.unwrap_or(GPU_SEQS);
-    (seqs, max_num_batched_tokens.unwrap_or(GPU_STEP_TOKENS.max(seqs)))
-}
-
 impl EngineArgs {
     /// The ready configuration: every flag that was given, over the engine's own defaults.
     pub fn resolve(&self) -> EngineConfig {
@@ -189,8 +232,9 @@ impl EngineArgs {
         EngineConfig {
             max_num_seqs: self.max_num_seqs.unwrap_or(defaults.max_num_seqs),
             max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
-            max_model_len: self.max_model_len,
+            max_model_len: self.max_model_len.0,
             block_size: cache.block_size,
+            kv_event_capacity: self.kv_event_capacity,
             kv_dtype: kv_dtype(cache.kv_cache_dtype, self.default_kv_dtype()),
             kv_cache_memory: cache.kv_cache_memory,
             swap_space: cache.swap_space.unwrap_or(defaults.swap_space),
@@ -211,17 +255,12 @@ impl EngineArgs {
                 PreemptionArg::Recompute => PreemptionMode::Recompute,
             },
             deterministic: self.deterministic,
-            seed: self.seed.unwrap_or(defaults.seed),
+            seed: self.seed.unwrap_or_else(random_seed),
             max_num_queued_reqs: self.max_num_queued_reqs.unwrap_or(defaults.max_num_queued_reqs),
             max_num_queued_reqs_per_key: self.max_num_queued_reqs_per_key,
-        }
-    }
-
-    /// The engine's defaults suit a CPU; a device that works on many things at once wants larger steps.
-    pub fn fit_to(&self, device: &DeviceInfo, config: &mut EngineConfig) {
-        if device.attention_units > 0 {
-            (config.max_num_seqs, config.max_num_batched_tokens) =
-                gpu_steps(self.max_num_seqs, self.max_num_batched_tokens);
+            max_step_slowdown: self.max_step_slowdown.unwrap_or(defaults.max_step_slowdown),
+            speculative: self.speculative_config.clone(),
+            ..defaults
         }
     }
 
@@ -244,19 +283,36 @@ impl EngineArgs {
         self.load_format == LoadFormatArg::Mock
     }
 
-    /// How the files at `path` are to be opened.
-    pub fn load_format(&self, path: &Path) -> LoadFormat {
+    /// How the files are to be opened; a mock reads none of them.
+    pub fn load_format(&self) -> LoadFormat {
         match self.load_format {
-            // Nothing is read: a GGUF file is only mapped, and beside a configuration dummy weights are never made.
-            LoadFormatArg::Mock if path.is_dir() || path.extension().is_some_and(|end| end == "json") => {
-                LoadFormat::Dummy
-            }
             LoadFormatArg::Auto | LoadFormatArg::Mock => LoadFormat::Auto,
             LoadFormatArg::Gguf => LoadFormat::Gguf,
             LoadFormatArg::Safetensors => LoadFormat::Safetensors,
             LoadFormatArg::Dummy => LoadFormat::Dummy,
         }
     }
+
+    /// Guesses of a given acceptance make outputs that mean nothing: they are for `baton bench`.
+    pub fn refuse_synthetic(&self) -> Result<()> {
+        let is_synthetic = |config: &SpeculativeConfig| config.method == Some(SpeculativeMethod::Synthetic);
+        if self.speculative_config.as_ref().is_some_and(is_synthetic) {
+            let what = "the method synthetic is for measurements: its outputs mean nothing";
+            return Err(hinted(what, "use ngram or suffix, or `baton bench latency`"));
+        }
+        Ok(())
+    }
+
+    /// What the library needs to open a model.
+    pub fn options(&self) -> Result<OpenOptions> {
+        session::options(self)
+    }
+}
+
+/// The standard library seeds its hash maps from the system; a hasher without input gives that seed away.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
 }
 
 /// The storage of keys and values that a flag means.
@@ -305,7 +361,9 @@ mod tests {
 
     #[test]
     fn no_flags_are_the_engines_defaults() {
-        assert_eq!(resolve(&[]), EngineConfig::default());
+        let seed = EngineConfig::default().seed;
+        assert_eq!(EngineConfig { seed, ..resolve(&[]) }, EngineConfig::default());
+        assert_ne!(resolve(&[]).seed, resolve(&[]).seed, "unseeded sampling is random");
     }
 
     #[test]
@@ -347,6 +405,16 @@ mod tests {
     }
 
     #[test]
+    fn speculation_is_read_as_vllm_writes_it() {
+        let config =
+            resolve(&["--speculative-config", r#"{"method": "ngram", "num_speculative_tokens": 3}"#]);
+        assert_eq!(config.speculative.expect("given").num_speculative_tokens, Some(3));
+        let error =
+            Line::try_parse_from(["test", "--speculative-config", "{\"k\": 1}"]).unwrap_err().to_string();
+        assert!(error.contains("unknown field `k`"), "{error}");
+    }
+
+    #[test]
     fn the_last_of_two_contradicting_flags_counts() {
         assert!(!resolve(&["--enable-prefix-caching", "--no-enable-prefix-caching"]).enable_prefix_caching);
         assert!(resolve(&["--no-enable-prefix-caching", "--enable-prefix-caching"]).enable_prefix_caching);
@@ -357,11 +425,27 @@ mod tests {
     }
 
     #[test]
+    fn lengths_are_read_as_people_write_them() {
+        for (text, expect) in [
+            ("auto", None),
+            ("-1", None),
+            ("4096", Some(4096)),
+            ("4k", Some(4000)),
+            ("128K", Some(131_072)),
+            ("1.5k", Some(1500)),
+        ] {
+            assert_eq!(resolve(&["--max-model-len", text]).max_model_len, expect, "{text}");
+        }
+        assert_eq!(resolve(&["-c", "2K"]).max_model_len, Some(2048));
+        assert!("4x".parse::<ModelLen>().is_err() && "1.0001k".parse::<ModelLen>().is_err());
+    }
+
+    #[test]
     fn devices_are_parsed() {
-        assert_eq!(parse_device("auto"), Ok(DeviceArg::Auto));
-        assert_eq!(parse_device("cpu"), Ok(DeviceArg::Cpu));
-        assert_eq!(parse_device("cuda"), Ok(DeviceArg::Cuda(0)));
-        assert_eq!(parse_device("cuda:3"), Ok(DeviceArg::Cuda(3)));
+        assert_eq!(parse_device("auto"), Ok(Device::Auto));
+        assert_eq!(parse_device("cpu"), Ok(Device::Cpu));
+        assert_eq!(parse_device("cuda"), Ok(Device::Cuda(0)));
+        assert_eq!(parse_device("cuda:3"), Ok(Device::Cuda(3)));
         assert_eq!(parse_device("cuda:x").unwrap_err(), "cuda:x: not the number of a GPU");
         assert_eq!(parse_device("tpu").unwrap_err(), "use auto, cpu, cuda or cuda:N");
     }

@@ -47,11 +47,18 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     log::say(&format!("error: {}", one_line(&format!("{error:#}"))));
-    if let Some(hinted) = error.chain().find_map(|cause| cause.downcast_ref::<Hinted>()) {
-        log::say(&format!("hint: {}", one_line(&hinted.hint)));
+    if let Some(hint) = error.chain().find_map(hint) {
+        log::say(&format!("hint: {}", one_line(hint)));
     }
     log::flush();
     ExitCode::FAILURE
+}
+
+/// What can be done about a cause, where it says so.
+fn hint<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a str> {
+    let of_library = || cause.downcast_ref::<baton::Error>().and_then(baton::Error::hint);
+    let of_hub = || cause.downcast_ref::<baton_hub::HubError>().and_then(baton_hub::HubError::hint);
+    cause.downcast_ref::<Hinted>().map(|hinted| hinted.hint.as_str()).or_else(of_library).or_else(of_hub)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -6,24 +6,23 @@
 
 mod args;
 mod bench_args;
-mod cache;
-mod catalogue;
 mod commands;
+mod compat;
 mod devices;
 mod engine_args;
 mod errors;
-mod fetch;
 mod generate;
-#[cfg(feature = "hub")]
-mod hub;
+mod graph_args;
 mod log;
-mod model_path;
+mod model_dir;
 mod progress;
 mod report;
+mod route_args;
 mod sampling_args;
 mod serve_args;
 mod session;
 mod size;
+mod store_args;
 mod structured_args;
 mod table;
 
@@ -38,12 +37,17 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     errors::install_panic_hook();
-    let matches = command().get_matches();
+    let typed = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let typed = compat::normalise(&command(), typed);
+    let matches = match command().try_get_matches_from(typed) {
+        Ok(matches) => matches,
+        Err(error) => compat::without_wrong_tip(error).exit(),
+    };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    match run(cli.command) {
+    match compat::judge(&matches).and_then(|()| run(cli.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => errors::report(&error),
     }
@@ -57,10 +61,17 @@ fn run(command_line: Command) -> Result<()> {
         Command::Completions { shell } => commands::shell::completions(shell, command(), &mut out)?,
         Command::Man { out: directory } => commands::shell::man(directory.as_deref(), command(), &mut out)?,
         Command::Docs(args) => commands::docs::run(&args, &command(), &mut out)?,
+        Command::Quantize(args) => commands::quantize::run(&args, &mut out)?,
         Command::Plan(args) => commands::plan::run(&args, &mut out)?,
         Command::Complete(args) => commands::complete::run(&args, &mut out)?,
         Command::Chat(args) => commands::chat::run(&args, &mut out)?,
+        Command::Run(args) => commands::chat::run_once(args, &mut out)?,
+        Command::List(args) => commands::models::list(&args, &mut out)?,
+        Command::Rm(args) => commands::models::remove(&args, &mut out)?,
+        Command::Ps(args) => commands::ps::run(&args, &mut out)?,
         Command::Serve(args) => commands::serve::run(&args, &mut out)?,
+        Command::Route(args) => commands::route::run(&args, &mut out)?,
+        Command::Graph { command } => commands::graph::run(&command, &mut out)?,
         Command::Bench { command } => commands::bench::run(&command, &mut out)?,
     }
     out.flush()?;
@@ -73,5 +84,5 @@ fn command() -> clap::Command {
         let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
         format!("{} ({profile}, {} kernels)", env!("CARGO_PKG_VERSION"), baton_cpu::Isa::best())
     });
-    Cli::command().version(VERSION.as_str())
+    compat::add_to(Cli::command().version(VERSION.as_str()))
 }

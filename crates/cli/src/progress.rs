@@ -5,7 +5,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar over bytes.
-pub fn bytes(what: &'static str, total: u64) -> ProgressBar {
+pub fn bytes(what: String, total: u64) -> ProgressBar {
     let style = ProgressStyle::with_template(
         "{msg} {bar:32.cyan/dim} {binary_bytes} of {binary_total_bytes} · {binary_bytes_per_sec}",
     )

@@ -53,7 +53,7 @@ struct Usage {
     cached_tokens: u32,
 }
 
-/// Seconds, and tokens a second. The prompt's speed counts the whole time to the first token.
+/// Seconds, and tokens per second. The prompt's speed counts the whole time to the first token.
 #[derive(Debug, Serialize)]
 #[allow(clippy::struct_field_names)]
 pub struct TimingReport {

@@ -1,5 +1,5 @@
-//! The sampling flags, and how they become [`SamplingParams`]: a flag wins over the model's own
-//! `generation_config.json`, which wins over the command's default.
+//! The sampling flags, and how they become [`SamplingParams`]: a flag wins over what the model's
+//! makers recommend, which wins over the command's default.
 
 use baton_core::{BeamParams, SamplingParams, TokenId};
 use clap::{ArgAction, Args};
@@ -8,13 +8,13 @@ use clap::{ArgAction, Args};
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// End the output after this many tokens
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", alias = "n-predict", alias = "predict")]
     pub max_tokens: Option<u32>,
     /// Do not end the output before this many tokens
     #[arg(long, value_name = "N")]
     pub min_tokens: Option<u32>,
     /// 0 takes the most likely token, more draws more freely
-    #[arg(long, value_name = "T", allow_hyphen_values = true)]
+    #[arg(long, value_name = "T", alias = "temp", allow_hyphen_values = true)]
     pub temperature: Option<f32>,
     /// Keep the K most likely tokens; 0 keeps all
     #[arg(long, value_name = "K")]
@@ -26,7 +26,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     pub min_p: Option<f32>,
     /// Divide the logits of tokens seen in prompt or output; 1 is off
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", alias = "repeat-penalty", allow_hyphen_values = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract from the logits of tokens that occur in the output; 0 is off
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
@@ -107,6 +107,7 @@ impl SamplingArgs {
             structured_outputs: None,
             token_filter: None,
             pooling: false,
+            speculative_tokens: defaults.speculative_tokens,
         }
     }
 }

@@ -4,12 +4,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use baton_events::KvEventsConfig;
 use baton_serve::{OtlpEndpoint, ParserChoice};
 use baton_text::{ReasoningFormat, ToolFormat};
 use clap::{Args, ValueEnum};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::engine_args::EngineArgs;
+use crate::graph_args::GraphServeArgs;
 use crate::size::parse_size;
 
 pub const SERVE_EXAMPLES: &str = "\
@@ -26,11 +28,34 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub listen: ListenArgs,
     #[command(flatten)]
-    pub speech: SpeechArgs,
+    pub chat_format: ChatFormatArgs,
+    #[command(flatten)]
+    pub models: ModelDirArgs,
+    #[command(flatten)]
+    pub graph: GraphServeArgs,
     #[command(flatten)]
     pub log: LogArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// Models that are loaded when a request names them.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Several models")]
+pub struct ModelDirArgs {
+    /// Directory of models (.gguf files, and directories with a config.json) that requests may name; each is loaded when it is
+    /// first asked for. Without MODEL, the first by name is loaded at the start and stays
+    #[arg(long, value_name = "DIR")]
+    pub model_dir: Option<PathBuf>,
+    /// The most models in memory at a time, with the one that stays: the one that was idle for longest makes room
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..))]
+    pub max_loaded_models: u16,
+    /// Seconds without a request after which a model that was loaded on demand is unloaded
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = parse_seconds)]
+    pub model_idle_timeout: f64,
+    /// Seconds that a request may wait for its model
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = parse_seconds)]
+    pub model_load_timeout: f64,
 }
 
 #[derive(Debug, Args)]
@@ -42,8 +67,12 @@ pub struct ListenArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub port: u16,
+    /// Port of vLLM's gRPC services (vllm.Inference, vllm.Control), for Dynamo's sidecar; 0 takes a free one. Without TLS
+    #[cfg(feature = "grpc")]
+    #[arg(long, value_name = "PORT")]
+    pub grpc_port: Option<u16>,
     /// Name of the model in the API (repeatable); without it, the name it was opened by
-    #[arg(long, value_name = "NAME", num_args = 1..)]
+    #[arg(long, value_name = "NAME", num_args = 1.., alias = "alias")]
     pub served_model_name: Vec<String>,
     /// Key that requests must carry (repeatable). BATON_API_KEY may hold several, separated by commas
     #[arg(long, value_name = "KEY")]
@@ -98,6 +127,10 @@ pub struct ListenArgs {
     /// The most continuations of one request: prompts times n
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_choices: usize,
+    /// Publish news of cached KV blocks, as vLLM does: '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'. Also
+    /// has publisher (zmq, or null for /kv_events alone), replay_endpoint, buffer_steps and topic
+    #[arg(long, value_name = "JSON", value_parser = parse_kv_events)]
+    pub kv_events_config: Option<KvEventsConfig>,
     /// How long a client may take to send a request's head, and then its body
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     pub read_timeout: f64,
@@ -117,7 +150,7 @@ pub struct ListenArgs {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tools, reasoning and responses")]
-pub struct SpeechArgs {
+pub struct ChatFormatArgs {
     /// How the model calls functions: auto (as its chat template shows), hermes, llama3_json, mistral, json or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ToolFormat>)]
     pub tool_call_parser: ParserChoice<ToolFormat>,
@@ -200,6 +233,11 @@ impl ListenArgs {
     }
 }
 
+fn parse_kv_events(text: &str) -> Result<KvEventsConfig, String> {
+    let config: KvEventsConfig = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+    config.check().map(|()| config)
+}
+
 fn parse_root_path(text: &str) -> Result<String, String> {
     let path = text.trim_end_matches('/');
     let sound = |c: char| c.is_ascii_alphanumeric() || "/-_.~".contains(c);
@@ -217,7 +255,7 @@ fn parse_parser<F: FromStr<Err: std::fmt::Display>>(name: &str) -> Result<Parser
     }
 }
 
-fn parse_host(text: &str) -> Result<IpAddr, String> {
+pub fn parse_host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         _ => text
@@ -226,7 +264,7 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=1e6).contains(&seconds) => Ok(seconds),
         _ => Err(format!("{text:?} is not a time in seconds: write a number from 0 to a million")),

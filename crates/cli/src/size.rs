@@ -40,6 +40,22 @@ fn parse_with_unit(text: &str, bare_unit: u64) -> Result<u64, String> {
     }
 }
 
+/// Reads a count as vLLM does: `4k` is 4000, `4K` is 4096, `1.5k` is 1500.
+pub fn parse_count(text: &str) -> Result<usize, String> {
+    let wrong = || format!("{text:?} is not a number: write for example 4096, 4k (4000) or 32K (32768)");
+    let (number, factor) = match text.trim().split_at_checked(text.trim().len().saturating_sub(1)) {
+        Some((number, "k")) => (number, 1000.0),
+        Some((number, "m")) => (number, 1e6),
+        Some((number, "K")) => (number, 1024.0),
+        Some((number, "M")) => (number, 1024.0 * 1024.0),
+        _ => return text.trim().parse().map_err(|_| wrong()),
+    };
+    let is_plain = number.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let value = number.parse::<f64>().ok().filter(|_| is_plain).ok_or_else(wrong)? * factor;
+    // A part of a token was not meant.
+    if value.fract().abs() > 1e-6 || value > 1e15 { Err(wrong()) } else { Ok(value.round() as usize) }
+}
+
 /// For people: the largest binary unit that gives at least 1, with two decimals.
 pub fn show(bytes: u64) -> String {
     let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];

@@ -100,13 +100,13 @@ fn impossible_flags_are_refused() {
         (&["--max-model-len", "0"], "--max-model-len"),
         (&["--max-model-len", "1000000"], "--max-model-len 1000000 is more than the 8192 tokens"),
         (&["--kv-cache-memory", "1KiB"], "the KV cache has room for 0 tokens"),
-        (&["--kv-cache-memory", "10MiB"], "lower --max-model-len to"),
+        (&["--kv-cache-memory", "10MiB", "--max-model-len", "8192"], "lower --max-model-len to"),
         (&["--kv-cache-memory", "100TiB"], ""),
         (&["--threads", "0"], "0 threads"),
         (&["--threads", "100000000"], "100000000 threads"),
         (&["--load-format", "safetensors"], "--load-format gguf"),
         (&["--load-format", "dummy"], "--load-format gguf"),
-        (&["--dtype", "bf16"], "--dtype BF16 is asked for, but the weights are"),
+        (&["--dtype", "q8_0"], "--dtype Q8_0 is asked for, but the weights are"),
         (&["--dtype", "int3"], "--dtype \"int3\" is not known"),
     ] {
         baton.fails(&[&["complete", &model, "-p", "x"], flags].concat(), expect);
@@ -149,7 +149,7 @@ fn parameters_that_need_the_model_are_checked_with_it() {
     baton.fails(&["complete", &model, "-p", "x", "-n", "100"], "--max-num-seqs");
     let ran = baton.run_with(&["chat", &model, "-n", "2"], "");
     assert_eq!(ran.code, 1);
-    assert_is_error(&ran, "one answer a turn");
+    assert_is_error(&ran, "one answer per turn");
 }
 
 #[test]

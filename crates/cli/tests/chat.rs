@@ -43,8 +43,8 @@ fn what_was_said_before_is_not_computed_again() {
 #[test]
 fn commands_change_the_chat() {
     let said = chat(
-        &["--system", "You are a helpful assistant."],
-        "/help\n/set temperature 0.5\n/set max_tokens 3\n/set top_p 7\n/set mood good\n/set\n/system Be brief.\n/dance\nHello\n",
+        &["--system", "You are a helpful assistant.", "--seed=1"],
+        "/help\n/set temperature 0.5\n/set max_tokens 3\n/set top_p 7\n/set mood good\n/set\n/system Be brief.\n/dance\nTell me a long story about a river.\n",
     );
     for words in [
         "/reset ",
@@ -54,12 +54,21 @@ fn commands_change_the_chat() {
         "there is no parameter mood",
         "temperature         0.5",
         "the system message is set",
-        "there is no command /dance",
+        "Unknown command /dance. Try /help.",
         "3 tokens",
         "cut at the length limit",
     ] {
         assert!(said.contains(words), "{words:?} is not in:\n{said}");
     }
+}
+
+#[test]
+fn the_model_its_device_and_its_sampling_are_said_first() {
+    let said = chat(&[], "/bye\nnever said\n");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains(" · sampling: temperature 0.2, top_p 0.9 (from the catalogue)"), "{said}");
+    let ran = Baton::new().run(&["run", &model_arg(), "--seed=1", "--max-tokens=8", "Say", "hello."]);
+    assert!(ran.code == 0 && ran.stdout.trim().len() > 2, "{ran:?}");
 }
 
 #[test]

@@ -14,7 +14,8 @@ const COUNTING: &str = "One, two, three, four, five,";
 
 /// One short greedy completion with whatever else is asked.
 fn complete(flags: &[&str]) -> Value {
-    Baton::new().json(&[&["complete", &model_arg(), "--max-tokens", "12"], flags].concat())
+    Baton::new()
+        .json(&[&["complete", &model_arg(), "--temperature", "0", "--max-tokens", "12"], flags].concat())
 }
 
 fn text(result: &Value, index: usize) -> &str {
@@ -43,10 +44,12 @@ fn a_completion_has_all_that_is_documented() {
 fn the_stream_is_the_same_text() {
     let baton = Baton::new();
     let model = model_arg();
-    let streamed = baton.ok(&["complete", &model, "-p", FRANCE, "--max-tokens", "12"]);
+    let streamed = baton.ok(&["complete", &model, "--temperature", "0", "-p", FRANCE, "--max-tokens", "12"]);
     assert_eq!(streamed, format!("{}\n", text(&complete(&["-p", FRANCE]), 0)));
-    let piped =
-        baton.run_with(&["complete", &model, "-p", "-", "--max-tokens", "12"], &format!("{FRANCE}\n"));
+    let piped = baton.run_with(
+        &["complete", &model, "--temperature", "0", "-p", "-", "--max-tokens", "12"],
+        &format!("{FRANCE}\n"),
+    );
     assert_eq!(piped.stdout, streamed);
     assert_eq!(piped.stderr, "", "nothing but the text is said");
 }
@@ -60,8 +63,18 @@ fn token_ids_are_taken_as_they_are() {
 
 #[test]
 fn several_prompts_are_one_object_a_line_in_their_order() {
-    let args =
-        ["complete", &model_arg(), "--max-tokens=12", "-p", FRANCE, "-p", "One, two, three,", "--json"];
+    let args = [
+        "complete",
+        &model_arg(),
+        "--temperature",
+        "0",
+        "--max-tokens=12",
+        "-p",
+        FRANCE,
+        "-p",
+        "One, two, three,",
+        "--json",
+    ];
     let lines = Baton::new().ok(&[&args[..], &["--prompt-token-ids", "504"]].concat());
     let results: Vec<Value> =
         lines.lines().map(|line| serde_json::from_str(line).expect("one object a line")).collect();
@@ -80,6 +93,7 @@ fn a_batch_gives_what_each_gives_alone() {
     let mut args = vec![
         "complete".to_owned(),
         model_arg(),
+        "--temperature=0".to_owned(),
         "--max-tokens=12".to_owned(),
         "--json".to_owned(),
         "--deterministic".to_owned(),
@@ -111,16 +125,19 @@ fn stop_texts_and_stop_tokens_end_the_output() {
 #[test]
 fn a_chat_ends_by_itself_unless_told_not_to() {
     let chat = ["--chat", "-p", "Say hello.", "--max-tokens", "64"];
-    let result = Baton::new().json(&[&["complete", &model_arg()], &chat[..]].concat());
+    let result = Baton::new().json(&[&["complete", &model_arg(), "--temperature", "0"], &chat[..]].concat());
     assert_eq!(result["outputs"][0]["finish_reason"], "stop", "{result}");
     assert_eq!(result["outputs"][0]["stop_reason"], json!(null));
     assert!(!text(&result, 0).contains("<|im_end|>"));
     assert_eq!(result["outputs"][0]["token_ids"].as_array().unwrap().last(), Some(&json!(2)));
-    let endless = Baton::new().json(&[&["complete", &model_arg()], &chat[..], &["--ignore-eos"]].concat());
+    let endless = Baton::new()
+        .json(&[&["complete", &model_arg(), "--temperature", "0"], &chat[..], &["--ignore-eos"]].concat());
     assert_eq!(endless["outputs"][0]["finish_reason"], "length");
     assert_eq!(endless["usage"]["completion_tokens"], 64);
-    let system = Baton::new()
-        .json(&[&["complete", &model_arg(), "--system", "You are a pirate."], &chat[..]].concat());
+    let system = Baton::new().json(
+        &[&["complete", &model_arg(), "--temperature", "0", "--system", "You are a pirate."], &chat[..]]
+            .concat(),
+    );
     assert_ne!(system["prompt_token_ids"], result["prompt_token_ids"]);
 }
 
@@ -128,7 +145,7 @@ fn a_chat_ends_by_itself_unless_told_not_to() {
 fn special_tokens_are_shown_on_request() {
     let flags =
         ["--chat", "-p", "Say hello.", "--max-tokens=64", "--ignore-eos", "--skip-special-tokens=false"];
-    let result = Baton::new().json(&[&["complete", &model_arg()], &flags[..]].concat());
+    let result = Baton::new().json(&[&["complete", &model_arg(), "--temperature", "0"], &flags[..]].concat());
     assert!(text(&result, 0).contains("<|im_end|>"), "{result}");
 }
 
@@ -217,7 +234,18 @@ fn steps_blocks_threads_and_caches_of_any_size_give_the_same_text() {
 
 #[test]
 fn in_float32_every_instruction_set_gives_the_same_tokens() {
-    let flags = ["complete", &model_arg(), "-p", COUNTING, "--max-tokens", "24", "--dtype", "float32"];
+    let flags = [
+        "complete",
+        &model_arg(),
+        "--temperature",
+        "0",
+        "-p",
+        COUNTING,
+        "--max-tokens",
+        "24",
+        "--dtype",
+        "float32",
+    ];
     let best = Baton::new().json(&flags);
     let baton = Baton::new();
     let mut portable = baton.command(&[&flags[..], &["--json"]].concat());
@@ -254,15 +282,37 @@ fn outputs_have_the_shape_that_is_asked_for() {
     let value: Value = serde_json::from_str(text(&json, 0)).expect("JSON");
     assert!(value["wet"].is_boolean(), "{json}");
     let (baton, model) = (Baton::new(), model_arg());
-    baton.fails(&["complete", &model, "-p", "x", "--json-schema", "{\"not\": {}}"], "not supported: not");
-    baton.fails(&["complete", &model, "-p", "x", "--regex", "("], "the regular expression cannot be used");
-    baton.fails(&["complete", &model, "-p", "x", "--regex", "a", "--beam-search"], "beam search");
-    baton.fails(&["complete", &model, "-p", "x", "--json-schema", "@/no/file"], "cannot read /no/file");
+    baton.fails(
+        &["complete", &model, "--temperature", "0", "-p", "x", "--json-schema", "{\"not\": {}}"],
+        "not supported: not",
+    );
+    baton.fails(
+        &["complete", &model, "--temperature", "0", "-p", "x", "--regex", "("],
+        "the regular expression cannot be used",
+    );
+    baton.fails(
+        &["complete", &model, "--temperature", "0", "-p", "x", "--regex", "a", "--beam-search"],
+        "beam search",
+    );
+    baton.fails(
+        &["complete", &model, "--temperature", "0", "-p", "x", "--json-schema", "@/no/file"],
+        "cannot read /no/file",
+    );
 }
 
 #[test]
 fn texts_without_json_are_told_apart() {
-    let out = Baton::new().ok(&["complete", &model_arg(), "--max-tokens=4", "-p", FRANCE, "-p", "Hello"]);
+    let out = Baton::new().ok(&[
+        "complete",
+        &model_arg(),
+        "--temperature",
+        "0",
+        "--max-tokens=4",
+        "-p",
+        FRANCE,
+        "-p",
+        "Hello",
+    ]);
     assert!(out.contains("── prompt 1\n Paris") && out.contains("── prompt 2\n"), "{out}");
     let out = Baton::new().ok(&[
         "complete",
@@ -279,7 +329,16 @@ fn texts_without_json_are_told_apart() {
 
 #[test]
 fn verbose_says_where_memory_and_time_go() {
-    let ran = Baton::new().run(&["complete", &model_arg(), "--max-tokens=4", "-p", FRANCE, "--verbose"]);
+    let ran = Baton::new().run(&[
+        "complete",
+        &model_arg(),
+        "--temperature",
+        "0",
+        "--max-tokens=4",
+        "-p",
+        FRANCE,
+        "--verbose",
+    ]);
     for word in ["weights", "KV cache", "tokens/s", "5 prompt tokens (0 cached), 4 new"] {
         assert!(ran.stderr.contains(word), "{word} is not in {}", ran.stderr);
     }
@@ -302,4 +361,67 @@ fn a_reader_that_leaves_ends_it_quietly() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn models_are_sampled_as_their_makers_recommend() {
+    let baton = Baton::new();
+    let run = |flags: &[&str]| {
+        let ran = baton.run(
+            &[&["complete", &model_arg(), "-p", "Once upon a time", "--max-tokens", "24", "-v"], flags]
+                .concat(),
+        );
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran
+    };
+    let first = run(&[]);
+    assert!(
+        first.stderr.contains("sampling defaults: temperature 0.2, top_p 0.9 (from the catalogue)"),
+        "{first:?}"
+    );
+    // With a temperature of 0.2 two of three runs may agree, but not all of these.
+    let hot = ["--temperature", "1.5"];
+    assert_ne!(run(&hot).stdout, run(&hot).stdout, "unseeded sampling is random");
+    assert_eq!(
+        run(&[&hot[..], &["--seed", "7"]].concat()).stdout,
+        run(&[&hot[..], &["--seed", "7"]].concat()).stdout
+    );
+    let neutral = run(&["--generation-config", "vllm"]);
+    assert!(neutral.stderr.contains("sampling defaults: neutral"), "{neutral:?}");
+    let given = run(&["--override-generation-config", "{\"top_k\": 1}"]);
+    assert!(
+        given.stderr.contains("temperature 0.2, top_p 0.9, top_k 1 (from the catalogue and"),
+        "{given:?}"
+    );
+    let file = baton.home.path().join("generation_config.json");
+    std::fs::write(&file, "{\"temperature\": 0.0}").unwrap();
+    let of_file = ["--generation-config", &file.display().to_string()];
+    assert_eq!(run(&of_file).stdout, run(&["--temperature", "0"]).stdout);
+    baton.fails(
+        &["complete", &model_arg(), "-p", "x", "--generation-config", "/no/such"],
+        "cannot read /no/such",
+    );
+}
+
+#[test]
+fn a_text_in_the_place_of_the_model_is_the_prompt() {
+    let baton = Baton::new();
+    baton.ok(&["pull", "--from", &model_arg()]);
+    let flags = ["--temperature", "0", "--max-tokens", "12"];
+    let plain = baton.ok(&[&["complete", FRANCE], &flags[..]].concat());
+    assert_eq!(plain, baton.ok(&[&["complete", "-p", FRANCE], &flags[..]].concat()));
+}
+
+#[test]
+fn a_context_that_does_not_fit_shrinks_and_says_so() {
+    let baton = Baton::new();
+    let run = |flags: &[&str]| {
+        baton.run(&[&["complete", &model_arg(), "-p", "x", "--max-tokens", "2"], flags].concat())
+    };
+    let shrunk = run(&["--kv-cache-memory", "10MiB"]);
+    assert_eq!(shrunk.code, 0, "{shrunk:?}");
+    assert!(shrunk.stderr.contains("note: the context is 448 tokens, not the 8192"), "{shrunk:?}");
+    assert!(shrunk.stderr.contains("--kv-cache-memory 180MiB makes it fit"), "{shrunk:?}");
+    assert_eq!(run(&["--dtype", "half"]).stderr.lines().count(), 1, "a note, no error");
+    assert_eq!(run(&["--max-model-len", "1k"]).stderr, "");
 }

@@ -5,8 +5,23 @@ mod common;
 use baton_cpu::{ISA_VARIABLE, Isa};
 use common::{Baton, finish, model_arg};
 
-const COMMANDS: [&str; 9] =
-    ["pull", "inspect", "plan", "complete", "chat", "serve", "bench", "completions", "man"];
+const COMMANDS: [&str; 15] = [
+    "pull",
+    "inspect",
+    "plan",
+    "complete",
+    "chat",
+    "run",
+    "list",
+    "rm",
+    "ps",
+    "serve",
+    "route",
+    "bench",
+    "graph",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_lists_every_command_with_examples() {

@@ -59,8 +59,37 @@ fn the_plan_adds_up() {
     assert_eq!(plan["fits"], true);
     let sequences = plan["sequences"].as_array().unwrap();
     assert_eq!(sequences.len(), 2);
-    assert_eq!(sequences[0], json!({ "context": 1000, "count": left / block / 63 }));
-    assert_eq!(sequences[1], json!({ "context": 131_072, "count": left / block / 8192 }));
+    assert_eq!(sequences[0], json!({ "context": 1000, "count": left / block / 63, "kv_bytes": 63 * block }));
+    assert_eq!(
+        sequences[1],
+        json!({ "context": 131_072, "count": left / block / 8192, "kv_bytes": 8192 * block })
+    );
+}
+
+#[test]
+fn a_draft_model_is_counted() {
+    let baton = Baton::new();
+    let (target, draft) = (data("llama-3.1-8b"), data("llama-3.2-1b"));
+    let json = format!(r#"{{"method": "draft_model", "model": {draft:?}, "num_speculative_tokens": 4}}"#);
+    let number = |plan: &serde_json::Value, key: &str| plan[key].as_u64().expect("a number");
+    for device in ["h200", "cpu"] {
+        let flags = ["--device", device, "--device-memory", "200GiB"];
+        let plan = |model: &str, more: &[&str]| baton.json(&[&["plan", model], &flags[..], more].concat());
+        let both = plan(&target, &["--speculative-config", &json]);
+        let (alone, small) = (plan(&target, &[]), plan(&draft, &[]));
+        assert_eq!(both["draft_model"], "llama-3.2-1b");
+        for key in ["weight_bytes", "kv_bytes_per_token"] {
+            assert_eq!(number(&both, key), number(&alone, key) + number(&small, key), "{key} on {device}");
+        }
+        assert_eq!(number(&both, "draft_weight_bytes"), number(&small, "weight_bytes"));
+        assert!(number(&both, "workspace_bytes") > number(&alone, "workspace_bytes"));
+        assert!(number(&both, "num_blocks") < number(&alone, "num_blocks"));
+    }
+    let missing = r#"{"method": "draft_model"}"#;
+    baton.fails(
+        &["plan", &target, "--device=h200", "--speculative-config", missing],
+        "a draft_model with a \"model\"",
+    );
 }
 
 /// With the defaults of a GPU, not of the machine this runs on: an H200 had 57,004 blocks.
@@ -82,6 +111,32 @@ fn smaller_formats_take_less() {
     let (f32, bf16, q8_0, q4_k) = (bytes("f32"), bytes("bfloat16"), bytes("q8_0"), bytes("q4_k"));
     assert!(f32 > bf16 && bf16 > q8_0 && q8_0 > q4_k, "{f32} {bf16} {q8_0} {q4_k}");
     assert!((q4_k as f64 / bf16 as f64 - 4.5 / 16.0).abs() < 0.001);
+}
+
+#[test]
+fn quantised_checkpoints_are_shown_and_counted() {
+    let baton = Baton::new();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/data/quantised");
+    // 147,456 values of linear layers, 12,288 of the embedding in bf16, some of norms.
+    for (name, shown, bits) in [
+        ("fp8-channel", "fp8 (e4m3), dynamic activation scales", 8.0),
+        ("awq-g128", "awq, 4 bits, groups of 128", 5.0),
+        ("gptq-4-g128", "gptq, 4 bits, groups of 128, symmetric", 4.5),
+        ("gptq-8-g64", "gptq, 8 bits, groups of 64, symmetric", 8.5),
+        ("w4a16-g128", "compressed-tensors, 4 bits, groups of 128, symmetric", 4.5),
+        ("w8a8-int8", "int8, one scale a row", 8.5),
+        ("mxfp4", "mxfp4, blocks of 32", 5.5),
+    ] {
+        let model = format!("{folder}/{name}");
+        let inspection = baton.json(&["inspect", &model]);
+        let plan = baton.json(&["plan", &model, "--device", "h200"]);
+        assert_eq!((&inspection["quantization"], &plan["quantization"]), (&json!(shown), &json!(shown)));
+        let expected = 12_288.0 * 2.0 + 147_456.0 * bits / 8.0;
+        let counted = plan["weight_bytes"].as_u64().unwrap() as f64;
+        assert!((counted / expected - 1.0).abs() < 0.02, "{name}: {counted}, expected about {expected}");
+        let plain = baton.json(&["plan", &model, "--device", "h200", "--dtype", "bf16"]);
+        assert!(plain["weight_bytes"].as_u64().unwrap() as f64 > 2.0 * 155_000.0, "{name}");
+    }
 }
 
 #[test]
@@ -167,21 +222,49 @@ fn a_file_that_cannot_run_is_named() {
     let baton = Baton::new();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tiny.gguf");
-    // The last tensor is of IQ2_XXS (16): 256 values in 66 bytes.
-    let file = gguf_writer::tiny("llama").tensor("blk.0.extra.weight", &[256], 16, &[0; 66]).finish();
+    // The last tensor is of TQ2_0 (35): 256 values in 66 bytes.
+    let file = gguf_writer::tiny("llama").tensor("blk.0.extra.weight", &[256], 35, &[0; 66]).finish();
     std::fs::write(&path, file).expect("written");
     let path = path.display().to_string();
     let inspection = baton.json(&["inspect", &path]);
-    assert_eq!(inspection["unsupported_dtypes"], json!(["IQ2_XXS"]));
+    assert_eq!(inspection["unsupported_dtypes"], json!(["TQ2_0"]));
     let plan = baton.run(&["plan", &path, "--device-memory=8GiB", "--json"]);
     let plan: serde_json::Value = serde_json::from_str(&plan.stdout).expect("a plan");
-    assert_eq!(plan["unsupported_dtypes"], json!(["IQ2_XXS"]));
+    assert_eq!(plan["unsupported_dtypes"], json!(["TQ2_0"]));
     for command in ["inspect", "plan"] {
         let ran = baton.run(&[command, &path]);
         assert!(ran.stdout.contains("warning: this file cannot run"), "{}", ran.stdout);
     }
     let sound = baton.json(&["inspect", &model_arg()]);
     assert_eq!(sound["unsupported_dtypes"], json!([]));
+}
+
+#[test]
+fn a_program_is_shown_op_by_op() {
+    let baton = Baton::new();
+    let model = model_arg();
+    let text = baton.ok(&["inspect", &model, "--program"]);
+    let lines: Vec<&str> = text.lines().collect();
+    // Embedding, five ops in each of thirty layers, rows dropped once, logits, sampling.
+    assert_eq!(lines.len(), 1 + 1 + 30 * 5 + 1 + 2, "{text}");
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+    assert_eq!(words(lines[0]), "# OP INPUTS WEIGHT OUTPUT KV LAYER DETAILS");
+    assert_eq!(words(lines[1]), "0 embed tokens w0 Q8_0 49152 x 576 b0 [576]");
+    assert!(
+        words(lines[2]).starts_with("1 qkv b0 [576] w1 Q4_1 960 x 576 b1 [576] 0 9 heads"),
+        "{}",
+        lines[2]
+    );
+    assert!(words(lines[3]).starts_with("2 attention b1 [576] b2 [576] 0 9 heads, plan 0"), "{}", lines[3]);
+    let dot = baton.ok(&["inspect", &model, "--program", "dot"]);
+    assert!(dot.starts_with("digraph program {") && dot.contains("op0 -> op1"), "{dot}");
+    let json = baton.json(&["inspect", &model, "--program"]);
+    assert_eq!(json["program"][0]["weight"], "w0 Q8_0 49152 x 576");
+    assert_eq!(json["program"][3]["op"], "linear");
+    // Of a configuration alone, and with norms after each half.
+    let text = baton.ok(&["inspect", &data("llama-3.1-8b"), "--program"]);
+    assert!(text.contains("w0 BF16 128256 x 4096"), "{text}");
+    assert_eq!(baton.run(&["inspect", &model, "--program", "svg"]).code, 2);
 }
 
 #[test]

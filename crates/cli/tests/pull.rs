@@ -134,7 +134,7 @@ fn a_damaged_model_in_the_cache_is_fetched_again() {
     assert!(ran.stderr.contains("is damaged and is fetched again"), "{ran:?}");
 }
 
-#[cfg(all(unix, not(feature = "hub")))]
+#[cfg(unix)]
 mod pip {
     use std::os::unix::fs::PermissionsExt;
 

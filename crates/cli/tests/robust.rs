@@ -40,7 +40,7 @@ impl Served {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
         stream
     }
 
@@ -78,7 +78,7 @@ impl Served {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 return status.code().unwrap_or(-1);
             }
-            assert!(started.elapsed() < Duration::from_secs(60), "the server does not end");
+            assert!(started.elapsed() < Duration::from_secs(120), "the server does not end");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -1,7 +1,7 @@
-//! The shape of an output once it is compiled: which tokens may come next. Two traits only; the grammar crate fills
-//! them, the engine asks them, and neither needs to know the other.
+//! Compiled structured outputs: which tokens may come next. There are two traits; the grammar crate implements them, the
+//! engine calls them, and neither depends on the other.
 //!
-//! A mask has one bit a token of the model's vocabulary, 32 to a word, the lowest bit first. A set bit allows the token.
+//! A mask has one bit per token of the model's vocabulary, 32 to a word, the lowest bit first. A set bit allows the token.
 
 use crate::TokenId;
 
@@ -19,6 +19,9 @@ pub trait ConstraintMatcher: Send {
     /// Takes the next token of the output, which the last mask allowed, and overwrites `mask` with what may follow it.
     /// The error says why nothing can. May take a while: not for the engine's thread.
     fn advance(&mut self, token_id: TokenId, mask: &mut Vec<u32>) -> Result<(), String>;
+
+    /// A copy that follows guesses of what comes, which may be wrong, while this one stays where it is.
+    fn fork(&self) -> Box<dyn ConstraintMatcher>;
 }
 
 /// How many words the mask of a vocabulary has.

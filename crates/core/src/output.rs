@@ -1,4 +1,4 @@
-//! What the engine gives back: token ids and log-probabilities, a piece at a time.
+//! Outputs of the engine: token ids and log-probabilities, as they come.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,20 @@ pub struct SequenceOutput {
     pub stop_token_id: Option<TokenId>,
 }
 
+/// Speculation in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftCounts {
+    pub num_accepted: u32,
+    pub num_rejected: u32,
+}
+
+impl DraftCounts {
+    pub fn add(&mut self, other: Self) {
+        self.num_accepted += other.num_accepted;
+        self.num_rejected += other.num_rejected;
+    }
+}
+
 /// What one step produced for one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestOutput {
@@ -63,15 +77,18 @@ pub struct RequestOutput {
     /// The hidden state of the last prompt token after the last norm, with `pooling`; empty otherwise. Set with the first
     /// output.
     pub pooled: Vec<f32>,
+    /// Guesses of this request's tokens that the step checked, and how many of them were right.
+    #[serde(default)]
+    pub drafts: DraftCounts,
     /// No further output of this request follows.
     pub finished: bool,
-    /// Why the output cannot have the shape that was asked for: the request's own fault, and its end.
+    /// Why the structured output is not possible: a client error that ends the request.
     #[serde(default)]
     pub shape_failure: Option<String>,
 }
 
 impl SequenceOutput {
-    /// Appends what came later of the same continuation.
+    /// Appends a later output of the same continuation.
     pub fn extend(&mut self, later: Self) {
         self.token_ids.extend(later.token_ids);
         self.logprobs.extend(later.logprobs);
@@ -82,7 +99,7 @@ impl SequenceOutput {
 }
 
 impl RequestOutput {
-    /// Appends what came later of the same request.
+    /// Appends a later output of the same request.
     pub fn extend(&mut self, later: Self) {
         for new in later.outputs {
             match self.outputs.iter_mut().find(|old| old.index == new.index) {
@@ -95,6 +112,7 @@ impl RequestOutput {
         if !later.pooled.is_empty() {
             self.pooled = later.pooled;
         }
+        self.drafts.add(later.drafts);
         self.finished |= later.finished;
         self.shape_failure = later.shape_failure.or(self.shape_failure.take());
     }

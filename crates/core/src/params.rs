@@ -1,4 +1,4 @@
-//! What a client may ask of a continuation, with vLLM's names and defaults, and the checks of it.
+//! Sampling parameters with vLLM's names and defaults, and their validation.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -9,6 +9,9 @@ use crate::{StructuredOutput, TokenFilter, TokenId};
 pub const MAX_SEQUENCES_PER_REQUEST: u32 = 128;
 /// The most alternatives a position may report (`logprobs`, `prompt_logprobs`).
 pub const MAX_LOGPROBS: u32 = 128;
+
+/// The most guesses of a sequence's next tokens that one step may check (`speculative_tokens`).
+pub const MAX_SPECULATIVE_TOKENS: u32 = 64;
 
 /// How to continue a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +63,8 @@ pub struct SamplingParams {
     pub token_filter: Option<TokenFilter>,
     /// Also give the hidden state of the last prompt token, for embeddings.
     pub pooling: bool,
+    /// The most guesses of the next tokens that a step checks; 0 is none, nothing is the engine's own number.
+    pub speculative_tokens: Option<u32>,
 }
 
 /// Beam search, as transformers defines it.
@@ -104,6 +109,7 @@ impl Default for SamplingParams {
             structured_outputs: None,
             token_filter: None,
             pooling: false,
+            speculative_tokens: None,
         }
     }
 }
@@ -216,6 +222,9 @@ impl SamplingParams {
             let value = value.unwrap_or(0);
             require(value <= MAX_LOGPROBS, name, &format!("<= {MAX_LOGPROBS}"), &value)?;
         }
+        let guesses = self.speculative_tokens.unwrap_or(0);
+        let most = MAX_SPECULATIVE_TOKENS;
+        require(guesses <= most, "speculative_tokens", &format!("in 0..={most}"), &guesses)?;
         let widest = format!("in 1..={MAX_SEQUENCES_PER_REQUEST}");
         require((1..=MAX_SEQUENCES_PER_REQUEST).contains(&self.n), "n", &widest, &self.n)?;
         if let Some(best_of) = self.best_of {
@@ -283,6 +292,7 @@ mod tests {
         check(|p| p.max_tokens = Some(0), "max_tokens must be >= 1, got 0");
         check(|p| p.min_tokens = 17, "min_tokens must be <= max_tokens (16), got 17");
         check(|p| p.logprobs = Some(129), "logprobs must be <= 128, got 129");
+        check(|p| p.speculative_tokens = Some(65), "speculative_tokens must be in 0..=64, got 65");
         check(|p| p.n = 0, "n must be in 1..=128, got 0");
         check(
             |p| {

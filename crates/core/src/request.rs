@@ -1,4 +1,4 @@
-//! A request as the engine takes it: token ids, not text.
+//! A request to the engine: token ids, not text.
 
 use std::sync::Arc;
 
@@ -21,12 +21,18 @@ pub struct Request {
     pub tenant: u32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
-    /// The first so many tokens of the prompt are no secret: requests of every salt share their cached blocks.
+    /// How many of the prompt's first tokens are public: requests with any salt share their cached blocks.
     #[serde(default)]
     pub num_public_tokens: u32,
+    /// `host:port` of another process that has computed the prompt and keeps its KV.
+    #[serde(default)]
+    pub kv_remote: Option<Arc<str>>,
     /// `params.structured_outputs` and `params.token_filter`, compiled. It is there if and only if one of them is.
     #[serde(skip)]
     pub constraint: Option<Arc<dyn Constraint>>,
+    /// What the output is expected to be like, for speculation. It changes how fast the output comes, never what it is.
+    #[serde(default)]
+    pub prediction: Arc<[TokenId]>,
 }
 
 impl Request {
@@ -40,7 +46,9 @@ impl Request {
             tenant: 0,
             cache_salt: None,
             num_public_tokens: 0,
+            kv_remote: None,
             constraint: None,
+            prediction: Arc::from([]),
         }
     }
 }

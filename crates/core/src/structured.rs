@@ -1,4 +1,4 @@
-//! The shape that an output must have. Data only: the grammar crate compiles it, the sampler obeys the masks.
+//! Structured outputs as data: the grammar crate compiles them, the sampler applies the masks.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,6 @@ pub enum StructuredOutput {
 pub struct TokenFilter {
     /// Only these, and the end tokens.
     pub allowed: Option<Vec<TokenId>>,
-    /// Token sequences that are never completed.
-    pub banned: Vec<Vec<TokenId>>,
+    /// Texts that are never completed.
+    pub bad_words: Vec<String>,
 }

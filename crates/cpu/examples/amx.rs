@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use baton_backend::testing::{Random, random_tensor};
 use baton_backend::{
-    Backend, BackendError, BufferId, Embed, Linear, Ops, Program, StepInput, StepLimits, StepOutput, Tensor,
-    WeightFormat, WeightUse,
+    Backend, BackendError, BufferId, Embed, Linear, Op, Program, ProgramId, StepExecutor, StepInput,
+    StepLimits, StepOutput, Tensor, WeightFormat, WeightUse,
 };
 use baton_cpu::{CpuBackend, CpuOptions, Isa, Machine, Peaks};
 
@@ -22,18 +22,9 @@ const FLOAT_TOKENS: [usize; 7] = [1, 4, 13, 16, 64, 67, 512];
 /// The fastest of so many runs counts.
 const RUNS: usize = 5;
 
-struct Product(Embed, Linear);
-
-impl Program for Product {
-    fn run(&self, ops: &mut dyn Ops) {
-        ops.embed(&self.0);
-        ops.linear(&self.1);
-    }
-}
-
 struct Path {
     backend: CpuBackend,
-    product: Product,
+    product: ProgramId,
     output: BufferId,
 }
 
@@ -55,11 +46,9 @@ impl Path {
         let input = backend.create_buffer(MAX_TOKENS, COLS)?;
         let output = backend.create_buffer(MAX_TOKENS, ROWS)?;
         let linear = Linear { input, norm: None, weight, bias: None, output, accumulate: false };
-        Ok(Self {
-            backend,
-            product: Product(Embed { weight: table, scale: 1.0, output: input }, linear),
-            output,
-        })
+        let embed = Embed { weight: table, scale: 1.0, output: input };
+        let product = backend.compile(&Program::new(vec![Op::Embed(embed), Op::Linear(linear)]))?;
+        Ok(Self { backend, product, output })
     }
 
     /// The result, and billions of multiply-adds a second of the fastest of some runs.
@@ -70,7 +59,7 @@ impl Path {
         let mut best = f64::MAX;
         for _ in 0..runs {
             let started = Instant::now();
-            self.backend.submit(&input, &self.product)?;
+            self.backend.submit(&input, self.product)?;
             self.backend.collect(&mut StepOutput::default())?;
             best = best.min(started.elapsed().as_secs_f64());
         }

@@ -4,16 +4,17 @@
 //! the results in order.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use baton_backend::{
-    Backend, BackendError, BufferId, DeviceInfo, DeviceSpan, KvSpec, Precision, Program, RopeId, RopeSpec,
-    Sharing, StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    AttentionTuning, Backend, BackendError, BufferId, BufferShape, DeviceInfo, DeviceSpan, Handles,
+    HostBlocks, KvSpec, Precision, Program, ProgramId, Programs, RopeId, RopeSpec, Sharing, StepExecutor,
+    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightShape, WeightUse,
 };
 use baton_core::TokenId;
 
 use crate::buffers::Buffer;
-use crate::check::check_step;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::kernels::attention::PANEL_KEYS;
@@ -60,6 +61,8 @@ pub struct CpuBackend {
     pub(crate) isa: Isa,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
+    handles: Handles,
+    programs: Programs,
     pub(crate) weights: Vec<Weight>,
     pub(crate) vectors: Vec<(Buffer, usize)>,
     pub(crate) ropes: Vec<Rope>,
@@ -89,6 +92,8 @@ impl CpuBackend {
             isa,
             kernels: Kernels::new(isa),
             pool,
+            handles: Handles::default(),
+            programs: Programs::default(),
             weights: Vec::new(),
             vectors: Vec::new(),
             ropes: Vec::new(),
@@ -122,124 +127,40 @@ impl CpuBackend {
         Ok(())
     }
 
-    fn handle(len: usize, what: &str) -> Result<u32, BackendError> {
-        u32::try_from(len).map_err(|_| BackendError::Unsupported { what: format!("that many {what}") })
+    fn new_buffer(&mut self, shape: BufferShape) -> Result<BufferId, BackendError> {
+        self.buffers.push(Buffer::new(shape.rows, shape.cols, "a buffer of activations")?);
+        Ok(self.handles.add_buffer(shape))
     }
 }
 
+/// What of the free memory KV may take unasked. Other programs live in it too: a quarter, where that is little up to
+/// 4 GiB, and never more than half.
+fn kv_share(free_bytes: u64) -> u64 {
+    (free_bytes / 4).max((free_bytes / 2).min(4 << 30))
+}
+
 /// The processor's name, where the system tells.
-fn processor_name() -> String {
+pub(crate) fn processor_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-impl Backend for CpuBackend {
-    fn device(&self) -> DeviceInfo {
-        let memory = SystemMemory::read();
-        DeviceInfo {
-            name: "cpu".to_owned(),
-            description: format!("{}, {} threads, {}", processor_name(), self.pool.num_threads(), self.isa),
-            total_bytes: memory.total_bytes,
-            free_bytes: memory.free_bytes,
-            block_size: PANEL_KEYS,
-            activation_bytes: 4,
-            // Other programs live in this memory too: half of what is free, and no more than most people expect.
-            kv_cap_bytes: Some((memory.free_bytes / 2).min(4 << 30)),
-            max_steps_in_flight: 1,
-            attention_units: 0,
-            attention_rows: 0,
-            // Where segments end, so that sharing does not change a bit.
-            sharing: Sharing {
-                border: SEGMENT_KEYS,
-                min_seqs: 16,
-                read_cost: 1,
-                query_bytes: SHARED_QUERY_BYTES,
-                ..Sharing::default()
-            },
-            partial_bytes: 0,
-            max_sample_entries: 0,
-            // Orders of magnitude for an int8 product and a copy between two places in memory.
-            macs_per_second: 5e10 * self.pool.num_threads() as f64,
-            swap_bytes_per_second: 5e9,
-        }
+impl StepExecutor for CpuBackend {
+    fn host_blocks(&mut self) -> Option<Arc<dyn HostBlocks>> {
+        let kv = self.kv.as_ref().filter(|kv| kv.num_host_blocks > 0)?;
+        Some(Arc::new(kv.host_blocks()))
     }
 
-    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
-        let id = WeightId(Self::handle(self.weights.len(), "weights")?);
-        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), self.precision, &self.pool)?;
-        if let Some(packed) = &weight.packed {
-            self.scratch.add_weight(weight.cols, packed.has_floats)?;
-        }
-        self.weights.push(weight);
-        Ok(id)
-    }
-
-    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
-        let id = VectorId(Self::handle(self.vectors.len(), "vectors")?);
-        self.vectors.push((Buffer::from_values(values)?, values.len()));
-        Ok(id)
-    }
-
-    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
-        let id = RopeId(Self::handle(self.ropes.len(), "rotary tables")?);
-        let empty = || Buffer::new(0, spec.inv_freq.len(), "a table of angles");
-        self.ropes.push(Rope { spec: spec.clone(), cos: empty()?, sin: empty()?, is_filled: false });
-        self.fill_rope_tables()?;
-        Ok(id)
-    }
-
-    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
-        self.limits = Some(*limits);
-        self.token_ids.reserve(limits.max_tokens.min(1 << 24));
-        self.previous_samples.reserve(limits.max_samples.min(1 << 20));
-        self.fill_rope_tables()?;
-        self.scratch.set_limits(limits)
-    }
-
-    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
-        let id = BufferId(Self::handle(self.buffers.len(), "buffers")?);
-        self.buffers.push(Buffer::new(rows, cols, "a buffer of activations")?);
-        Ok(id)
-    }
-
-    fn check_kv_spec(&self, spec: &KvSpec) -> Result<(), BackendError> {
-        kv::check_spec(spec)
-    }
-
-    fn create_kv_cache(
-        &mut self,
-        spec: &KvSpec,
-        num_device_blocks: usize,
-        num_host_blocks: usize,
-    ) -> Result<(), BackendError> {
-        let max_tokens = self
-            .limits
-            .ok_or_else(|| BackendError::Device {
-                cause: "the limits are set after the KV cache".to_owned(),
-            })?
-            .max_tokens;
-        // Full precision rounds nothing to bf16.
-        let is_paired = |head_dim: usize| {
-            self.precision == Precision::Fast && self.kernels.has_pairs(spec.dtype, head_dim)
-        };
-        let kv = KvCache::new(spec, num_device_blocks, num_host_blocks, is_paired)?;
-        let width = kv.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim).max().unwrap_or(0);
-        self.scratch.kv = Buffer::new(max_tokens, width, "scratch for keys and values")?;
-        for layer in &kv.layers {
-            self.scratch.reserve_attention(1, layer.value_dim)?;
-        }
-        self.kv = Some(kv);
-        Ok(())
-    }
-
-    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+    fn submit(&mut self, input: &StepInput, program: ProgramId) -> Result<(), BackendError> {
         let device = |cause: &str| BackendError::Device { cause: cause.to_owned() };
         let limits = self.limits.ok_or_else(|| device("a step came before the limits were set"))?;
         if self.finished.len() >= MAX_IN_FLIGHT {
             return Err(device("two steps are in flight already: collect one first"));
         }
-        check_step(input, &limits, self.kv.as_ref(), self.previous_samples.len())?;
+        let program = self.programs.get(program)?;
+        let cache = self.kv.as_ref().map(KvCache::shape);
+        input.check(&limits, cache, &program.needs, self.previous_samples.len())?;
         let start = Instant::now();
         if let Some(kv) = &mut self.kv {
             kv.move_blocks(input, &self.pool);
@@ -253,9 +174,11 @@ impl Backend for CpuBackend {
         let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.top.clear();
+        // Copies are made at once: host and device are the same memory.
+        output.fetched.clear();
+        output.fetched.extend(input.fetches.iter().map(|fetch| fetch.id));
         let mut step = Step::new(self, input, &mut output);
-        program.run(&mut step);
-        step.finish()?;
+        program.ops.iter().try_for_each(|op| step.run(op))?;
         self.previous_samples.clear();
         self.previous_samples.extend(output.samples.iter().map(|sample| sample.chosen.token_id));
         self.finished.push_back((output, DeviceSpan { start, end: Instant::now() }));
@@ -283,6 +206,117 @@ impl Backend for CpuBackend {
             .filter(|buffer| rows <= buffer.matrix().rows)
             .ok_or_else(|| BackendError::Device { cause: "no such rows of a buffer".to_owned() })?;
         Ok(buffer.as_slice()[..rows * buffer.matrix().cols].to_vec())
+    }
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> DeviceInfo {
+        let memory = SystemMemory::read();
+        DeviceInfo {
+            name: "cpu".to_owned(),
+            description: format!("{}, {} threads, {}", processor_name(), self.pool.num_threads(), self.isa),
+            total_bytes: memory.total_bytes,
+            free_bytes: memory.free_bytes,
+            block_size: PANEL_KEYS,
+            activation_bytes: 4,
+            kv_cap_bytes: Some(kv_share(memory.free_bytes)),
+            max_steps_in_flight: 1,
+            wants_large_steps: false,
+            attention: AttentionTuning {
+                // Where segments end, so that sharing does not change a bit.
+                sharing: Sharing {
+                    border: SEGMENT_KEYS,
+                    min_seqs: 16,
+                    read_cost: 1,
+                    query_bytes: SHARED_QUERY_BYTES,
+                    ..Sharing::default()
+                },
+                ..AttentionTuning::default()
+            },
+            max_sample_entries: 0,
+            // Orders of magnitude for an int8 product and a copy between two places in memory.
+            macs_per_second: 5e10 * self.pool.num_threads() as f64,
+            swap_bytes_per_second: 5e9,
+        }
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        let shape = WeightShape::new(parts, usage)?;
+        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), self.precision, &self.pool)?;
+        let mut matrices = weight.packed.iter().chain(&weight.experts).peekable();
+        if matrices.peek().is_some() {
+            let has_floats = matrices.any(|matrix| matrix.has_floats);
+            self.scratch.add_weight(weight.cols, has_floats)?;
+        }
+        self.weights.push(weight);
+        Ok(self.handles.add_weight(shape))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        self.vectors.push((Buffer::from_values(values)?, values.len()));
+        Ok(self.handles.add_vector(values.len()))
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        let empty = || Buffer::new(0, spec.inv_freq.len(), "a table of angles");
+        self.ropes.push(Rope { spec: spec.clone(), cos: empty()?, sin: empty()?, is_filled: false });
+        self.fill_rope_tables()?;
+        Ok(self.handles.add_rope(spec))
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        self.limits = Some(*limits);
+        self.token_ids.reserve(limits.max_tokens.min(1 << 24));
+        self.previous_samples.reserve(limits.max_samples.min(1 << 20));
+        self.fill_rope_tables()?;
+        self.scratch.set_limits(limits)
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(BufferShape { rows, cols, is_logits: false })
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(BufferShape { rows, cols: vocab_size, is_logits: true })
+    }
+
+    fn compile(&mut self, program: &Program) -> Result<ProgramId, BackendError> {
+        let id = self.programs.compile(program, &self.handles)?;
+        if let Some(limits) = self.limits {
+            self.scratch.experts.reserve(program, &self.handles, &self.weights, limits.max_tokens)?;
+        }
+        Ok(id)
+    }
+
+    fn check_kv_spec(&self, spec: &KvSpec) -> Result<(), BackendError> {
+        kv::check_spec(spec)
+    }
+
+    fn create_kv_cache(
+        &mut self,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<(), BackendError> {
+        let max_tokens = self
+            .limits
+            .ok_or_else(|| BackendError::Device {
+                cause: "the limits are set after the KV cache".to_owned(),
+            })?
+            .max_tokens;
+        // Full precision rounds nothing to bf16.
+        let is_paired = |head_dim: usize| {
+            self.precision == Precision::Fast && self.kernels.has_pairs(spec.dtype, head_dim)
+        };
+        self.programs.set_cache(spec)?;
+        let kv = KvCache::new(spec, num_device_blocks, num_host_blocks, is_paired)?;
+        let width = kv.layers.iter().map(|layer| 2 * layer.num_kv_heads * layer.head_dim).max().unwrap_or(0);
+        self.scratch.kv = Buffer::new(max_tokens, width, "scratch for keys and values")?;
+        for layer in &kv.layers {
+            self.scratch.reserve_attention(1, layer.value_dim)?;
+        }
+        self.kv = Some(kv);
+        Ok(())
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -1,7 +1,11 @@
-//! The paged KV cache: for each layer keys and values of device and host blocks, in the layout of
+//! The paged KV cache: for each place within a block keys and values of device and host blocks, in the layout of
 //! [`crate::kernels::attention`] or, where they are multiplied in pairs, of its pairs. Both tiers are plain memory here; moving a block is a copy.
 
-use baton_backend::{BackendError, BlockCopy, KvDtype, KvSpec, StepInput};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use baton_backend::{
+    BackendError, BlockCopy, CacheShape, HostBlocks, KvDtype, KvLayerSpec, KvSpec, StepInput,
+};
 use half::bf16;
 
 use crate::kernels::Kernels;
@@ -11,7 +15,7 @@ use crate::memory::{AlignedBytes, SystemMemory};
 use crate::pool::Pool;
 use crate::units::Units;
 
-/// The blocks of one layer.
+/// The blocks of one layer: those of its array that stand in the tables of its lane.
 #[derive(Debug)]
 pub struct KvLayer {
     pub num_kv_heads: usize,
@@ -20,8 +24,15 @@ pub struct KvLayer {
     pub value_dim: usize,
     /// The layout is that of products in pairs.
     pub is_paired: bool,
-    device: Tier,
-    host: Tier,
+    lane: usize,
+    device: Arc<Tier>,
+}
+
+/// One place within all blocks.
+#[derive(Clone, Debug)]
+struct Array {
+    device: Arc<Tier>,
+    host: Arc<Tier>,
     key_block_bytes: usize,
     value_block_bytes: usize,
 }
@@ -35,6 +46,11 @@ struct Tier {
 #[derive(Debug)]
 pub struct KvCache {
     pub layers: Vec<KvLayer>,
+    arrays: Vec<Array>,
+    num_lanes: usize,
+    layout: String,
+    /// Held by whoever touches blocks of the host tier: a step that moves some, or a reader or writer of [`CpuHostBlocks`].
+    host_lock: Arc<Mutex<()>>,
     pub dtype: KvDtype,
     pub block_size: usize,
     pub num_device_blocks: usize,
@@ -65,7 +81,7 @@ impl KvCache {
         spec: &KvSpec,
         num_device_blocks: usize,
         num_host_blocks: usize,
-        is_paired: impl Fn(usize) -> bool,
+        is_paired: impl Fn(usize) -> bool + Copy,
     ) -> Result<Self, BackendError> {
         check_spec(spec)?;
         let too_large = || BackendError::Unsupported { what: "a KV cache of that many bytes".to_owned() };
@@ -76,22 +92,14 @@ impl KvCache {
             .filter(|&slots| u32::try_from(slots).is_ok())
             .ok_or_else(too_large)?;
         let mut needed = 0usize;
-        let mut sizes = Vec::with_capacity(spec.layers.len());
-        for layer in &spec.layers {
-            let value_dim = layer.head_dim.checked_next_multiple_of(16).ok_or_else(too_large)?;
-            let size = |dim: usize| {
-                layer
-                    .num_kv_heads
-                    .checked_mul(spec.block_size)?
-                    .checked_mul(dim.checked_mul(spec.dtype.bytes())?.checked_add(spec.dtype.scale_bytes())?)
-            };
-            let keys = size(layer.head_dim).ok_or_else(too_large)?;
-            let values = size(value_dim).ok_or_else(too_large)?;
-            sizes.push((value_dim, keys, values));
-            let layer_bytes = keys.checked_add(values).and_then(|block| block.checked_mul(num_blocks));
-            needed = layer_bytes.and_then(|bytes| needed.checked_add(bytes)).ok_or_else(too_large)?;
+        let mut sizes = Vec::with_capacity(spec.arrays().len());
+        for layer in spec.arrays() {
+            let (keys, values) = block_bytes(spec, *layer).ok_or_else(too_large)?;
+            sizes.push((keys, values));
+            let array_bytes = keys.checked_add(values).and_then(|block| block.checked_mul(num_blocks));
+            needed = array_bytes.and_then(|bytes| needed.checked_add(bytes)).ok_or_else(too_large)?;
         }
-        // The layers are mapped one by one and touched later, so their sum is compared with what is free here.
+        // The arrays are mapped one by one and touched later, so their sum is compared with what is free here.
         let free_bytes = SystemMemory::read().free_bytes;
         let what = "the KV cache";
         if needed as u64 > free_bytes {
@@ -104,21 +112,29 @@ impl KvCache {
                 values: AlignedBytes::zeroed(blocks * values, what)?,
             })
         };
-        let mut layers = Vec::with_capacity(spec.layers.len());
-        for (layer, (value_dim, keys, values)) in spec.layers.iter().zip(sizes) {
-            layers.push(KvLayer {
-                num_kv_heads: layer.num_kv_heads,
-                head_dim: layer.head_dim,
-                value_dim,
-                is_paired: is_paired(layer.head_dim),
-                device: tier(num_device_blocks, keys, values)?,
-                host: tier(num_host_blocks, keys, values)?,
-                key_block_bytes: keys,
-                value_block_bytes: values,
+        let mut arrays = Vec::with_capacity(sizes.len());
+        for (key_block_bytes, value_block_bytes) in sizes {
+            arrays.push(Array {
+                device: Arc::new(tier(num_device_blocks, key_block_bytes, value_block_bytes)?),
+                host: Arc::new(tier(num_host_blocks, key_block_bytes, value_block_bytes)?),
+                key_block_bytes,
+                value_block_bytes,
             });
         }
+        let layer = |(index, layer): (usize, &KvLayerSpec)| KvLayer {
+            num_kv_heads: layer.num_kv_heads,
+            head_dim: layer.head_dim,
+            value_dim: layer.head_dim.next_multiple_of(16),
+            is_paired: is_paired(layer.head_dim),
+            lane: spec.lane_of(index),
+            device: Arc::clone(&arrays[spec.array_of(index)].device),
+        };
         Ok(Self {
-            layers,
+            layers: spec.layers.iter().enumerate().map(layer).collect(),
+            arrays,
+            num_lanes: spec.num_lanes(),
+            layout: layout(spec, is_paired),
+            host_lock: Arc::default(),
             dtype: spec.dtype,
             block_size: spec.block_size,
             num_device_blocks,
@@ -126,40 +142,143 @@ impl KvCache {
         })
     }
 
-    /// Moves the step's blocks, in the order of the lists, one layer a unit.
+    /// What steps are checked against.
+    pub fn shape(&self) -> CacheShape {
+        CacheShape {
+            num_lanes: self.num_lanes,
+            num_device_blocks: self.num_device_blocks,
+            num_host_blocks: self.num_host_blocks,
+            block_size: self.block_size,
+        }
+    }
+
+    /// Which of them a layer goes by.
+    pub fn lane_of(&self, layer: usize) -> usize {
+        self.layers[layer].lane
+    }
+
+    /// Moves the step's blocks, in the order of the lists, one array a unit.
     pub fn move_blocks(&mut self, input: &StepInput, pool: &Pool) {
-        if input.swap_out.is_empty() && input.swap_in.is_empty() && input.copies.is_empty() {
+        if input.swap_out.is_empty()
+            && input.swap_in.is_empty()
+            && input.copies.is_empty()
+            && input.fetches.is_empty()
+        {
             return;
         }
-        let layers = &self.layers;
-        let units = Units::new(layers.len());
+        let _guard = self.host_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let arrays = &self.arrays;
+        let units = Units::new(arrays.len());
         pool.run(&|_| {
             while let Some(unit) = units.take() {
-                let layer = &layers[unit];
-                layer.copy(&layer.device, &layer.host, &input.swap_out);
-                layer.copy(&layer.host, &layer.device, &input.swap_in);
-                layer.copy(&layer.device, &layer.device, &input.copies);
+                let array = &arrays[unit];
+                array.copy(&array.device, &array.host, &input.swap_out);
+                array.copy(&array.host, &array.device, &input.swap_in);
+                array.copy(&array.device, &array.device, &input.copies);
+                for fetch in &input.fetches {
+                    array.copy(&array.host, &array.device, &fetch.copies);
+                }
             }
         });
     }
 }
 
-impl KvLayer {
-    /// The device blocks' keys.
-    pub fn keys(&self) -> *mut u8 {
-        self.device.keys.as_mut_ptr()
+impl KvCache {
+    /// The host tier for others than the steps.
+    pub fn host_blocks(&self) -> CpuHostBlocks {
+        CpuHostBlocks {
+            arrays: self.arrays.clone(),
+            layout: self.layout.clone(),
+            lock: Arc::clone(&self.host_lock),
+            num_blocks: self.num_host_blocks,
+        }
+    }
+}
+
+/// Keys and values of each array, one array after the other.
+fn layout(spec: &KvSpec, is_paired: impl Fn(usize) -> bool) -> String {
+    let array = |array: &KvLayerSpec| {
+        let order = if is_paired(array.head_dim) { "pairs" } else { "panels" };
+        format!("{}x{} {order}", array.num_kv_heads, array.head_dim)
+    };
+    let arrays: Vec<String> = spec.arrays().iter().map(array).collect();
+    format!("cpu {PANEL_KEYS} keys {:?} {} tokens: {}", spec.dtype, spec.block_size, arrays.join(", "))
+}
+
+/// The host tier as bytes, shared with the cache.
+#[derive(Debug)]
+pub struct CpuHostBlocks {
+    arrays: Vec<Array>,
+    layout: String,
+    lock: Arc<Mutex<()>>,
+    num_blocks: usize,
+}
+
+impl CpuHostBlocks {
+    /// Calls `copy` with each piece of a block and as many bytes of its image.
+    fn for_pieces(&self, block: u32, len: usize, mut copy: impl FnMut(*mut u8, std::ops::Range<usize>)) {
+        assert!((block as usize) < self.num_blocks, "there is no host block {block}");
+        assert_eq!(len, self.block_bytes(), "the bytes of a host block");
+        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut start = 0;
+        for array in &self.arrays {
+            let pieces =
+                [(&array.host.keys, array.key_block_bytes), (&array.host.values, array.value_block_bytes)];
+            for (bytes, block_bytes) in pieces {
+                // SAFETY: the block is one of the tier's, which has so many bytes for each.
+                let piece = unsafe { bytes.as_mut_ptr().add(block as usize * block_bytes) };
+                copy(piece, start..start + block_bytes);
+                start += block_bytes;
+            }
+        }
+    }
+}
+
+impl HostBlocks for CpuHostBlocks {
+    fn layout(&self) -> &str {
+        &self.layout
     }
 
-    /// The device blocks' values.
-    pub fn values(&self) -> *mut u8 {
-        self.device.values.as_mut_ptr()
+    fn num_blocks(&self) -> usize {
+        self.num_blocks
     }
 
+    fn block_bytes(&self) -> usize {
+        self.arrays.iter().map(|array| array.key_block_bytes + array.value_block_bytes).sum()
+    }
+
+    fn read(&self, block: u32, to: &mut [u8]) {
+        self.for_pieces(block, to.len(), |piece, range| {
+            let to = &mut to[range];
+            // SAFETY: the piece is as long as its range, and the lock keeps writers away.
+            unsafe { std::ptr::copy_nonoverlapping(piece, to.as_mut_ptr(), to.len()) };
+        });
+    }
+
+    fn write(&self, block: u32, from: &[u8]) {
+        self.for_pieces(block, from.len(), |piece, range| {
+            let from = &from[range];
+            // SAFETY: the piece is as long as its range, and the lock keeps all others away.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), piece, from.len()) };
+        });
+    }
+}
+
+/// Of the keys and of the values of one layer in a block; `None` if that is no number.
+fn block_bytes(spec: &KvSpec, layer: KvLayerSpec) -> Option<(usize, usize)> {
+    let size = |dim: usize| {
+        let head_bytes = dim.checked_mul(spec.dtype.bytes())?.checked_add(spec.dtype.scale_bytes())?;
+        layer.num_kv_heads.checked_mul(spec.block_size)?.checked_mul(head_bytes)
+    };
+    Some((size(layer.head_dim)?, size(layer.head_dim.checked_next_multiple_of(16)?)?))
+}
+
+impl Array {
     /// Block numbers were checked against the tiers' sizes when the step came in.
     fn copy(&self, from: &Tier, to: &Tier, copies: &[BlockCopy]) {
         for copy in copies {
             let (source, target) = (copy.from as usize, copy.to as usize);
-            // SAFETY: both blocks lie within their tiers, and one worker moves all blocks of this layer. The ranges are
+            // SAFETY: both blocks lie within their tiers, and one worker moves all blocks of this array. The ranges are
             // equal or disjoint; `copy` allows both.
             unsafe {
                 std::ptr::copy(
@@ -174,6 +293,18 @@ impl KvLayer {
                 );
             }
         }
+    }
+}
+
+impl KvLayer {
+    /// The device blocks' keys.
+    pub fn keys(&self) -> *mut u8 {
+        self.device.keys.as_mut_ptr()
+    }
+
+    /// The device blocks' values.
+    pub fn values(&self) -> *mut u8 {
+        self.device.values.as_mut_ptr()
     }
 
     /// Writes one head of one token into its slot.

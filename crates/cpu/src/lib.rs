@@ -23,7 +23,8 @@
 mod backend;
 mod buffers;
 mod cgroup;
-mod check;
+mod expert_scratch;
+mod graph;
 mod isa;
 mod kernels;
 mod kv;
@@ -38,6 +39,8 @@ mod units;
 mod weights;
 
 pub use backend::{CpuBackend, CpuOptions};
+pub use graph::CpuGraph;
 pub use isa::{ISA_VARIABLE, Isa};
 pub use peak::Peaks;
 pub use topology::{Core, Machine};
+pub use weights::loaded_bytes;

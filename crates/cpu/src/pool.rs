@@ -1,7 +1,8 @@
 //! A fixed set of threads that all run the same job at the same time, with barriers inside the job.
 //!
 //! One op is one [`Pool::run`]: the caller is worker 0 and the others wake, run and go back to waiting. Waiting spins
-//! first, because the next op follows within microseconds, then yields, then sleeps: the machine may be shared.
+//! first, because the next op follows within microseconds, then sleeps: the machine may be shared. It never yields: whoever is let
+//! in that way, of however low priority, keeps the core until the system's next tick, and all workers wait for that long.
 //! Nothing is allocated and no lock is taken on the way. A panic of any worker ends the job on all of them and goes
 //! on in the caller.
 
@@ -15,10 +16,8 @@ use std::thread::JoinHandle;
 use crate::topology::{Core, Machine};
 use crate::units::Groups;
 
-/// Looks before yielding: some tens of microseconds.
-const SPINS: u32 = 1 << 10;
-/// Yields before sleeping.
-const YIELDS: u32 = 64;
+/// Looks before sleeping: some tens of microseconds.
+const SPINS: u32 = 1 << 11;
 
 /// A number that threads wait for to change.
 #[derive(Debug, Default)]
@@ -36,7 +35,7 @@ impl Signal {
     fn advance(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            wake_all(&self.value);
+            atomic_wait::wake_all(&raw const self.value);
         }
     }
 
@@ -48,49 +47,13 @@ impl Signal {
             }
             std::hint::spin_loop();
         }
-        for _ in 0..YIELDS {
-            if self.get() != seen {
-                return;
-            }
-            std::thread::yield_now();
-        }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         while self.value.load(Ordering::SeqCst) == seen {
-            sleep_while(&self.value, seen);
+            atomic_wait::wait(&self.value, seen);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-#[cfg(target_os = "linux")]
-fn sleep_while(value: &AtomicU32, seen: u32) {
-    // SAFETY: a futex wait on a live, aligned 32-bit word without a timeout; it returns at once if the word differs.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            value.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            seen,
-            std::ptr::null::<libc::timespec>(),
-        );
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn wake_all(value: &AtomicU32) {
-    // SAFETY: a futex wake on a live, aligned 32-bit word.
-    unsafe {
-        libc::syscall(libc::SYS_futex, value.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX);
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn sleep_while(_value: &AtomicU32, _seen: u32) {
-    std::thread::sleep(std::time::Duration::from_micros(50));
-}
-
-#[cfg(not(target_os = "linux"))]
-fn wake_all(_value: &AtomicU32) {}
 
 type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 

@@ -7,6 +7,7 @@ use baton_backend::{AttentionPlan, BackendError, NO_PARTIAL, Sampled, StepLimits
 use baton_core::TokenLogprob;
 
 use crate::buffers::Buffer;
+use crate::expert_scratch::ExpertScratch;
 use crate::kernels::attention::{AttentionScratch, Chain, UNIT_ROWS};
 use crate::memory::AlignedBytes;
 use crate::quantize::{self, ActivationBlock};
@@ -96,6 +97,8 @@ pub struct Scratch {
     pub floats: Buffer,
     /// One normalised row a worker.
     pub rows: Buffer, // [threads, cols]
+    /// The same in the order of a weight's columns.
+    pub ordered: Buffer, // [threads, cols]
     /// Keys and values before they go into their slots.
     pub kv: Buffer, // [tokens, 2 * kv heads * head_dim]
     pub attention: Buffer, // [threads, AttentionScratch]
@@ -107,6 +110,7 @@ pub struct Scratch {
     pub units: Vec<AttentionUnit>,
     pub pieces: Vec<AttentionPiece>,
     pub states: Buffer,
+    pub experts: ExpertScratch,
     pub samplers: Vec<Sampler>,
     pub draws: Vec<Option<Draw>>,
     /// Columns of the widest weight, of any kind and of the float ones.
@@ -123,6 +127,7 @@ impl Scratch {
             private_blocks: AlignedBytes::zeroed(0, "scratch")?,
             floats: empty()?,
             rows: empty()?,
+            ordered: empty()?,
             kv: empty()?,
             attention: empty()?,
             parts: empty()?,
@@ -131,6 +136,7 @@ impl Scratch {
             units: Vec::new(),
             pieces: Vec::new(),
             states: empty()?,
+            experts: ExpertScratch::new()?,
             samplers: (0..num_threads).map(|_| Sampler::default()).collect(),
             draws: Vec::new(),
             max_cols: 0,
@@ -174,6 +180,7 @@ impl Scratch {
         if self.max_cols > self.rows.matrix().cols {
             let cols = self.max_cols.next_multiple_of(BLOCK);
             self.rows = Buffer::new(self.samplers.len(), cols, what)?;
+            self.ordered = Buffer::new(self.samplers.len(), cols, what)?;
             let blocks = self.samplers.len().checked_mul(cols / BLOCK);
             let bytes = blocks.and_then(|n| n.checked_mul(size_of::<ActivationBlock>()));
             self.private_blocks = AlignedBytes::zeroed(bytes.ok_or_else(too_large)?, what)?;

@@ -1,7 +1,7 @@
 //! Who does which piece of an op: numbers that workers take, each once.
 //!
 //! [`Units`] go to whoever asks first. [`GroupUnits`] are cut into shares of groups of workers, of one worker each while there are
-//! not too many: a worker goes through one stretch of a weight, which memory delivers faster than pieces here and there, and then
+//! not too many: a worker goes through one span of a weight, which memory delivers faster than pieces here and there, and then
 //! helps the others. Weights are written for the first time, and so placed in memory, by workers of the group that will
 //! read them, so that they lie on its NUMA node.
 

@@ -6,8 +6,8 @@ mod common;
 use baton_backend::testing::random_tensor;
 use baton_backend::{
     Attention, AttentionPlan, Backend, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Norm,
-    NormKind, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
-    SharedPrefixes, StepInput, WeightFormat, WeightUse, plan_attention, plan_relay,
+    NormKind, NormSpan, PlannerOptions, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SequenceQueries,
+    ShareOptions, SharedPrefixes, StepInput, WeightFormat, WeightUse, plan_attention, plan_relay,
 };
 use baton_cpu::Isa;
 use common::{Op, bits, cpu, error, limits, load_inputs, paths, random, run, run_and_read};
@@ -84,7 +84,7 @@ fn build(backend: &mut dyn Backend, case: &Case) -> Setup {
     let inv_freq = (0..case.rotary_dim / 2).map(|i| 0.7f32.powi(i as i32)).collect();
     let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: case.style }).expect("creates");
     let layer = KvLayerSpec { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim };
-    let spec = KvSpec { layers: vec![layer; 2], dtype: case.dtype, block_size: BLOCK_SIZE };
+    let spec = KvSpec::full(layer, 2, case.dtype, BLOCK_SIZE);
     backend.create_kv_cache(&spec, NUM_BLOCKS, 8).expect("creates");
     let width = case.num_heads * case.head_dim;
     let input = backend.create_buffer(MAX_TOKENS, HIDDEN).expect("creates");
@@ -101,6 +101,7 @@ fn build(backend: &mut dyn Backend, case: &Case) -> Setup {
             bias: Some(bias),
             q_norm: head_norm,
             k_norm: head_norm,
+            norm_span: NormSpan::Head,
             rope: Some(rope),
             num_heads: case.num_heads,
             layer: 1,
@@ -310,7 +311,7 @@ fn a_head_of_zeros_is_stored_and_one_that_is_no_number_shows() {
             let weight = baton_backend::Tensor::from_f32(rows, 8, &vec![1.0; rows * 8]).expect("shape");
             let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
             let layer = KvLayerSpec { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim };
-            let spec = KvSpec { layers: vec![layer], dtype: case.dtype, block_size: BLOCK_SIZE };
+            let spec = KvSpec::full(layer, 1, case.dtype, BLOCK_SIZE);
             backend.create_kv_cache(&spec, 21, 0).expect("creates");
             let width = case.num_heads * case.head_dim;
             let input = backend.create_buffer(4, 8).expect("creates");
@@ -325,6 +326,7 @@ fn a_head_of_zeros_is_stored_and_one_that_is_no_number_shows() {
                     bias: None,
                     q_norm: None,
                     k_norm: None,
+                    norm_span: NormSpan::Head,
                     rope: None,
                     num_heads: case.num_heads,
                     layer: 0,
@@ -426,7 +428,7 @@ fn sharing_a_beginning_does_not_change_a_bit() {
                 }
                 let alone = step(&case, &decodes);
                 let expected = run_and_read(&mut backend, &alone, &setup.ops, setup.output);
-                let together = share(&case, alone, backend.device().sharing.border);
+                let together = share(&case, alone, backend.device().attention.sharing.border);
                 assert!(together.attention[0].items.len() > decodes.len(), "nothing is shared");
                 let got = run_and_read(&mut backend, &together, &setup.ops, setup.output);
                 assert!(bits(&got) == bits(&expected), "{case:?} on {isa}, {threads} threads");

@@ -4,8 +4,8 @@
 mod common;
 
 use baton_backend::{
-    Attention, AttentionPlan, Backend, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, PlannerOptions,
-    Precision, Qkv, SequenceQueries, StepInput, Tensor, WeightUse, plan_attention,
+    Attention, AttentionPlan, Backend, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, NormSpan,
+    PlannerOptions, Precision, Qkv, SequenceQueries, StepInput, Tensor, WeightUse, plan_attention,
 };
 use baton_cpu::Isa;
 use common::{Op, bits, cpu, cpu_of, error, limits, load_inputs, paths, random, run_and_read};
@@ -35,7 +35,7 @@ fn build(backend: &mut dyn Backend, dtype: KvDtype, head_dim: usize) -> Setup {
     let weight = Tensor::from_f32(rows, HIDDEN, &values).expect("shape");
     let weight = backend.load_weight(&[weight], WeightUse::Linear).expect("loads");
     let layer = KvLayerSpec { num_kv_heads: NUM_KV_HEADS, head_dim };
-    let spec = KvSpec { layers: vec![layer], dtype, block_size: BLOCK_SIZE };
+    let spec = KvSpec::full(layer, 1, dtype, BLOCK_SIZE);
     backend.create_kv_cache(&spec, 32, 0).expect("creates");
     let width = NUM_HEADS * head_dim;
     let input = backend.create_buffer(256, HIDDEN).expect("creates");
@@ -46,7 +46,19 @@ fn build(backend: &mut dyn Backend, dtype: KvDtype, head_dim: usize) -> Setup {
     let scale = 1.0 / (head_dim as f32).sqrt();
     let ops = vec![
         Op::Embed(Embed { weight: table, scale: 1.0, output: input }),
-        Op::Qkv(Qkv { input, norm, weight, bias, q_norm, k_norm, rope, num_heads, layer, output: query }),
+        Op::Qkv(Qkv {
+            input,
+            norm,
+            weight,
+            bias,
+            q_norm,
+            k_norm,
+            norm_span: NormSpan::Head,
+            rope,
+            num_heads,
+            layer,
+            output: query,
+        }),
         Op::Attention(Attention {
             layer,
             plan: 0,

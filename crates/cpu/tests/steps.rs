@@ -4,11 +4,12 @@ mod common;
 
 use baton_backend::testing::random_tensor;
 use baton_backend::{
-    Backend, BackendError, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Linear, Norm, NormKind,
-    NormOp, ReferenceBackend, SampleRow, StepInput, StepOutput, WeightFormat, WeightId, WeightUse,
+    Backend, BackendError, BlockCopy, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Linear, Logits, Norm,
+    NormKind, NormOp, Program, ReferenceBackend, Sample, SampleRow, StepExecutor, StepInput, StepOutput,
+    WeightFormat, WeightId, WeightUse,
 };
 use baton_cpu::{CpuBackend, CpuOptions};
-use common::{List, Op, cpu, error, limits, paths, random, run, run_and_read, tokens};
+use common::{Op, cpu, error, limits, paths, random, run, run_and_read, tokens};
 
 #[test]
 fn embeddings_and_norms_agree_with_the_reference() {
@@ -57,13 +58,21 @@ fn sample_row(logit_row: u32, temperature: f32) -> SampleRow {
     }
 }
 
-/// Token `t` has the logits of row `t` of a random table: what is drawn is known.
+/// Token `t` has the logits of column `t` of a random table: what is drawn is known.
 fn sampler(backend: &mut dyn Backend) -> (Vec<Op>, BufferId) {
     backend.set_limits(&limits(32, 60)).expect("limits");
-    let table = random_tensor(WeightFormat::F32, 60, 60, 4.0, &mut random(2));
-    let weight = backend.load_weight(&[table], WeightUse::Embedding).expect("loads");
-    let logits = backend.create_buffer(32, 60).expect("creates");
-    (vec![Op::Embed(Embed { weight, scale: 1.0, output: logits }), Op::Sample(logits)], logits)
+    let one_hot: Vec<f32> = (0..60 * 60).map(|i| f32::from(u8::from(i / 60 == i % 60))).collect();
+    let table = common::load_inputs(backend, 60, 60, &one_hot);
+    let head = random_tensor(WeightFormat::F32, 60, 60, 4.0, &mut random(2));
+    let head = backend.load_weight(&[head], WeightUse::Linear).expect("loads");
+    let input = backend.create_buffer(32, 60).expect("creates");
+    let logits = backend.create_logits(32, 60).expect("creates");
+    let ops = vec![
+        Op::Embed(Embed { weight: table, scale: 1.0, output: input }),
+        Op::Logits(Logits { input, norm: None, weight: head, bias: None, softcap: None, output: logits }),
+        Op::Sample(Sample { logits }),
+    ];
+    (ops, logits)
 }
 
 #[test]
@@ -76,10 +85,10 @@ fn samples_agree_with_the_reference_and_are_fed_back() {
     second.samples = (0..3).map(|row| sample_row(row, 0.0)).collect();
     let both = |backend: &mut dyn Backend| {
         let (ops, _) = sampler(backend);
-        let program = List(ops);
+        let program = backend.compile(&Program::new(ops)).expect("compiles");
         // Both are in flight before the first is collected.
-        backend.submit(&first, &program).expect("submits");
-        backend.submit(&second, &program).expect("submits");
+        backend.submit(&first, program).expect("submits");
+        backend.submit(&second, program).expect("submits");
         let mut outputs = [StepOutput::default(), StepOutput::default()];
         for output in &mut outputs {
             backend.collect(output).expect("collects");
@@ -111,14 +120,14 @@ fn what_does_not_fit_is_refused() {
     let mut backend = cpu(paths()[0], 1);
     backend.set_limits(&limits(8, 10)).expect("limits");
     let layer = KvLayerSpec { num_kv_heads: 8, head_dim: 128 };
-    let mut spec = KvSpec { layers: vec![layer; 64], dtype: KvDtype::F32, block_size: 16 };
+    let mut spec = KvSpec::full(layer, 64, KvDtype::F32, 16);
     let error = backend.create_kv_cache(&spec, 100_000_000, 0).expect_err("too large");
     assert!(matches!(error, BackendError::OutOfMemory { .. }), "{error}");
     assert!(backend.create_kv_cache(&spec, usize::MAX / 2, usize::MAX / 2).is_err());
     spec.block_size = 8;
     let error = backend.create_kv_cache(&spec, 1, 0).expect_err("odd block size");
     assert!(error.to_string().contains("multiple of 16"), "{error}");
-    let spec = KvSpec { layers: vec![layer], dtype: KvDtype::F8E4M3, block_size: 16 };
+    let spec = KvSpec::full(layer, 1, KvDtype::F8E4M3, 16);
     let error = backend.create_kv_cache(&spec, 1, 0).expect_err("no kernels for it");
     assert!(error.to_string().contains("--kv-cache-dtype"), "{error}");
     let error = backend.create_buffer(1 << 40, 1 << 10).expect_err("too large");
@@ -139,7 +148,7 @@ fn wrong_steps_are_refused_and_the_backend_lives_on() {
     let mut backend = cpu(paths()[0], 2);
     let (ops, logits) = sampler(&mut backend);
     let layer = KvLayerSpec { num_kv_heads: 1, head_dim: 16 };
-    let spec = KvSpec { layers: vec![layer], dtype: KvDtype::F16, block_size: 16 };
+    let spec = KvSpec::full(layer, 1, KvDtype::F16, 16);
     backend.create_kv_cache(&spec, 4, 2).expect("creates");
     let good = tokens(&[1, 2]);
     let copy = |from, to| BlockCopy { from, to };
@@ -147,11 +156,11 @@ fn wrong_steps_are_refused_and_the_backend_lives_on() {
     let changes: Vec<(&str, Change)> = vec![
         ("vocabulary", Box::new(|step| step.token_ids[0] = 60)),
         ("positions", Box::new(|step| step.positions.truncate(1))),
-        ("more tokens", Box::new(|step| *step = tokens(&[0; 33]))),
+        ("33 tokens", Box::new(|step| *step = tokens(&[0; 33]))),
         ("slot", Box::new(|step| step.slots[1] = 64)),
         ("page", Box::new(|step| step.pages.push(4))),
-        ("moved", Box::new(move |step| step.swap_out.push(copy(0, 2)))),
-        ("moved", Box::new(move |step| step.copies.push(copy(0, 4)))),
+        ("swapped out", Box::new(move |step| step.swap_out.push(copy(0, 2)))),
+        ("copied", Box::new(move |step| step.copies.push(copy(0, 4)))),
         ("did not draw", Box::new(|step| step.feedback.push((0, 0)))),
         ("row of logits", Box::new(|step| step.logit_rows.push(2))),
         ("row of logits", Box::new(|step| step.samples.push(sample_row(2, 0.0)))),

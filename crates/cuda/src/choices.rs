@@ -14,7 +14,7 @@ use crate::compile::store;
 use crate::gemm::Shape;
 
 /// Changes with what a choice depends on: the way of timing, the candidates, the fields of a line.
-const FORMAT: &str = "baton cublaslt choices 2";
+const FORMAT: &str = "baton cublaslt choices 3";
 
 /// What cuBLASLt knows an algorithm by.
 pub(crate) type Algorithm = [u64; 8];
@@ -64,8 +64,9 @@ impl Drop for Choices {
 fn print(known: &BTreeMap<Shape, Algorithm>, owner: &str) -> String {
     let mut text = format!("{owner}\n");
     for (shape, algorithm) in known {
-        let Shape { m, n, k, output_stride, is_f32, output_alignment } = shape;
-        let _ = write!(text, "{m} {n} {k} {output_stride} {} {output_alignment}", u8::from(*is_f32));
+        let Shape { m, n, k, output_stride, is_f32, is_fp8, output_alignment } = shape;
+        let kind = u8::from(*is_f32) + 2 * u8::from(*is_fp8);
+        let _ = write!(text, "{m} {n} {k} {output_stride} {kind} {output_alignment}");
         for word in algorithm {
             let _ = write!(text, " {word:x}");
         }
@@ -91,12 +92,14 @@ fn parse(text: &str, owner: &str) -> Option<BTreeMap<Shape, Algorithm>> {
 fn parse_line(line: &str) -> Option<(Shape, Algorithm)> {
     let mut fields = line.split(' ');
     let mut size = || fields.next()?.parse::<usize>().ok();
+    let (m, n, k, output_stride, kind) = (size()?, size()?, size()?, size()?, size()?);
     let shape = Shape {
-        m: size()?,
-        n: size()?,
-        k: size()?,
-        output_stride: size()?,
-        is_f32: size()? != 0,
+        m,
+        n,
+        k,
+        output_stride,
+        is_f32: kind % 2 == 1,
+        is_fp8: kind / 2 == 1,
         output_alignment: u32::try_from(size()?).ok()?,
     };
     let mut algorithm = Algorithm::default();
@@ -111,7 +114,8 @@ mod tests {
     use super::*;
 
     fn shape(m: usize) -> Shape {
-        Shape { m, n: 4096, k: 1024, output_stride: 4096, is_f32: m % 2 == 1, output_alignment: 16 }
+        let (is_f32, is_fp8) = (m % 2 == 1, m.is_multiple_of(4));
+        Shape { m, n: 4096, k: 1024, output_stride: 4096, is_f32, is_fp8, output_alignment: 16 }
     }
 
     /// A folder of this test alone.

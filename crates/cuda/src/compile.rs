@@ -11,16 +11,19 @@ use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
 
 use crate::kernels::{PACKED_TILES, SKINNY_TILES};
-use crate::layout::packed_bits;
+use crate::layout::{device_format, packed_bits};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const HOPPER: &str = include_str!("kernels/hopper.cuh");
 const BASIC: &str = include_str!("kernels/basic.cu");
+const HEADS: &str = include_str!("kernels/heads.cu");
+const ENCODER: &str = include_str!("kernels/encoder.cu");
 const WEIGHTS: &str = include_str!("kernels/weights.cuh");
 const PRODUCT: &str = include_str!("kernels/product.cu");
 const PACKED: &str = include_str!("kernels/packed.cu");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
+const ATTENTION_LATENT: &str = include_str!("kernels/attention_latent.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
 const ATTENTION_FP8: &str = include_str!("kernels/attention_fp8.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
@@ -28,6 +31,11 @@ const ATTENTION_MANY: &str = include_str!("kernels/attention_many.cu");
 const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
 const GATED: &str = include_str!("kernels/gated.cu");
+const GROUPED: &str = include_str!("kernels/grouped.cu");
+const EXPERTS_SHARED: &str = include_str!("kernels/experts.cuh");
+const EXPERTS: &str = include_str!("kernels/experts.cu");
+const EXPERT_PRODUCT: &str = include_str!("kernels/expert_product.cu");
+const GRAPH: &str = include_str!("kernels/graph.cu");
 const SAMPLE_SHARED: &str = include_str!("kernels/sample.cuh");
 const SAMPLE_CHOOSE: &str = include_str!("kernels/sample_choose.cu");
 const SAMPLE_SCORE: &str = include_str!("kernels/sample_score.cu");
@@ -57,14 +65,48 @@ pub(crate) enum Unit {
     },
     Skinny {
         tiles: u32,
+        weights: SkinnyWeights,
     },
     /// Where [`has_gated`].
-    Gated,
+    Gated {
+        is_fp8: bool,
+    },
+    /// The same for experts.
+    Grouped,
+    /// What stands around the products of experts.
+    Experts(Precision),
+    /// Products of few tokens with experts of a format.
+    ExpertProduct(WeightFormat, Precision),
     AttentionAny(Precision),
+    /// Of latents in f16, or else in bf16.
+    AttentionLatent {
+        is_f16: bool,
+    },
     AttentionFew(Tiling),
     AttentionMany(Tiling),
     SampleChoose,
     SampleScore,
+    /// Layers of graph networks.
+    Graph,
+}
+
+/// What the weights of skinny products are, by the number that `skinny.cu` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SkinnyWeights {
+    Bf16 = 0,
+    /// e4m3 with a scale a row.
+    Fp8Rows = 1,
+    /// e4m3 with scales of blocks of 128 by 128.
+    Fp8Blocks = 2,
+}
+
+impl SkinnyWeights {
+    const ALL: [Self; 3] = [Self::Bf16, Self::Fp8Rows, Self::Fp8Blocks];
+
+    /// Columns that a warp takes at a time.
+    pub(crate) fn unit(self) -> usize {
+        if self == Self::Bf16 { 64 } else { 128 }
+    }
 }
 
 /// What the tensor-core attention is made for.
@@ -80,16 +122,30 @@ impl Unit {
     /// Devices of `architecture` have little shared memory if it is sm_89.
     fn every(architecture: &str) -> Vec<Self> {
         let is_small = architecture == "sm_89";
-        let mut units = vec![Self::SampleChoose, Self::SampleScore];
+        let mut units = vec![Self::SampleChoose, Self::SampleScore, Self::Graph];
         for precision in [Precision::Fast, Precision::Full] {
-            units.extend([Self::Basic(precision), Self::AttentionAny(precision)]);
-            units.extend(WeightFormat::ALL.map(|format| Self::Product(format, precision)));
+            units.extend([Self::Basic(precision), Self::AttentionAny(precision), Self::Experts(precision)]);
+            let formats =
+                WeightFormat::ALL.into_iter().filter(|&format| device_format(format, precision) == format);
+            for format in formats {
+                units.push(Self::Product(format, precision));
+                // Experts of e4m3 become bf16.
+                units.extend(
+                    (format != WeightFormat::F8_E4M3).then_some(Self::ExpertProduct(format, precision)),
+                );
+            }
         }
-        units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles }));
+        units.extend([false, true].map(|is_f16| Self::AttentionLatent { is_f16 }));
+        for weights in SkinnyWeights::ALL {
+            units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles, weights }));
+        }
         for bits in PACKED_BITS {
             units.extend(Self::packed(bits));
         }
-        units.extend(has_gated(architecture).then_some(Self::Gated));
+        if has_gated(architecture) {
+            units.extend([false, true].map(|is_fp8| Self::Gated { is_fp8 }));
+            units.push(Self::Grouped);
+        }
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
                 let tiling = Tiling { head_dim, cache, is_small };
@@ -108,10 +164,11 @@ impl Unit {
 
     fn source(self) -> String {
         let parts: &[&str] = match self {
-            Self::Basic(_) => &[COMMON, BASIC],
+            Self::Basic(_) => &[COMMON, BASIC, HEADS, ENCODER],
             Self::Product(..) => &[COMMON, WEIGHTS, PRODUCT],
             Self::Packed { .. } => &[COMMON, WEIGHTS, PACKED],
             Self::AttentionAny(_) => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
+            Self::AttentionLatent { .. } => &[COMMON, ATTENTION_SHARED, ATTENTION_LATENT],
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
             }
@@ -125,16 +182,33 @@ impl Unit {
                 ATTENTION_WIDE,
             ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
-            Self::Gated => &[COMMON, HOPPER, GATED],
+            Self::Gated { .. } => &[COMMON, HOPPER, GATED],
+            Self::Grouped => &[COMMON, HOPPER, GROUPED],
+            Self::Experts(_) => &[COMMON, EXPERTS_SHARED, EXPERTS],
+            Self::ExpertProduct(..) => &[COMMON, WEIGHTS, PRODUCT, EXPERTS_SHARED, EXPERT_PRODUCT],
             Self::SampleChoose => &[COMMON, SAMPLE_SHARED, SAMPLE_CHOOSE],
             Self::SampleScore => &[COMMON, SAMPLE_SHARED, SAMPLE_SCORE],
+            Self::Graph => &[COMMON, GRAPH],
         };
         parts.concat()
     }
 
     fn defines(self) -> Vec<String> {
         match self {
-            Self::Basic(precision) | Self::AttentionAny(precision) => activations(precision),
+            Self::Basic(precision) | Self::AttentionAny(precision) | Self::Experts(precision) => {
+                activations(precision)
+            }
+            Self::ExpertProduct(format, precision) => {
+                let mut defines = activations(precision);
+                defines.extend([
+                    format!("-DFORMAT={}", format_number(format)),
+                    format!("-DBLOCK_LEN={}", format.block_len()),
+                    format!("-DBLOCK_BYTES={}", format.block_bytes()),
+                    "-DPACKED_BITS=0".to_owned(),
+                    "-DEXPERTS".to_owned(),
+                ]);
+                defines
+            }
             Self::Product(format, precision) => {
                 let is_fast = precision == Precision::Fast;
                 let mut defines = activations(precision);
@@ -157,8 +231,12 @@ impl Unit {
                 format!("-DIS_FP8={}", u8::from(tiling.cache == KvDtype::F8E4M3)),
                 format!("-DIS_SMALL={}", u8::from(tiling.is_small)),
             ],
-            Self::Skinny { tiles } => vec![format!("-DTILES={tiles}")],
-            Self::Gated | Self::SampleChoose | Self::SampleScore => Vec::new(),
+            Self::AttentionLatent { is_f16 } => vec![format!("-DIS_F16={}", u8::from(is_f16))],
+            Self::Skinny { tiles, weights } => {
+                vec![format!("-DTILES={tiles}"), format!("-DFP8={}", weights as u8)]
+            }
+            Self::Gated { is_fp8 } => vec![format!("-DFP8={}", u8::from(is_fp8))],
+            Self::Grouped | Self::SampleChoose | Self::SampleScore | Self::Graph => Vec::new(),
         }
     }
 
@@ -167,13 +245,18 @@ impl Unit {
             Self::Basic(precision) => format!("basic {precision:?}"),
             Self::Product(format, precision) => format!("product {format} {precision:?}"),
             Self::Packed { bits, tiles, is_gated } => format!("packed {bits} {tiles} {is_gated}"),
-            Self::Skinny { tiles } => format!("skinny {tiles}"),
-            Self::Gated => "gated".to_owned(),
+            Self::Skinny { tiles, weights } => format!("skinny {tiles} {weights:?}"),
+            Self::Gated { is_fp8 } => format!("gated{}", if is_fp8 { " fp8" } else { "" }),
+            Self::Grouped => "grouped".to_owned(),
+            Self::Experts(precision) => format!("experts {precision:?}"),
+            Self::ExpertProduct(format, precision) => format!("experts {format} {precision:?}"),
             Self::AttentionAny(precision) => format!("attention_any {precision:?}"),
+            Self::AttentionLatent { is_f16 } => format!("attention_latent {is_f16}"),
             Self::AttentionFew(tiling) => format!("attention_few {} {:?}", tiling.head_dim, tiling.cache),
             Self::AttentionMany(tiling) => format!("attention_many {} {:?}", tiling.head_dim, tiling.cache),
             Self::SampleChoose => "sample_choose".to_owned(),
             Self::SampleScore => "sample_score".to_owned(),
+            Self::Graph => "graph".to_owned(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use baton_backend::BackendError;
 
+use crate::experts::ExpertMemory;
 use crate::gemm::Gemm;
 use crate::gpu::{DeviceMemory, Gpu};
 use crate::kernels::{Kernels, TiledAttention};
@@ -21,6 +22,11 @@ pub(crate) struct Device {
     pub(crate) step: DeviceMemory,
     /// Normed inputs of products, `[max rows, widest input]`.
     pub(crate) normed: DeviceMemory,
+    /// The same in the order of a weight's columns, where one has its own.
+    pub(crate) ordered: DeviceMemory,
+    /// Inputs of products as e4m3, and the scale of each row.
+    pub(crate) codes: DeviceMemory,
+    pub(crate) code_scales: DeviceMemory,
     /// Results of projections that another kernel goes over, `[max tokens, widest output]`.
     pub(crate) projected: DeviceMemory,
     /// A piece of a weight as bf16.
@@ -31,9 +37,13 @@ pub(crate) struct Device {
     pub(crate) adjusted: DeviceMemory,     // [max samples, vocab] f32
     pub(crate) sample_parts: DeviceMemory, // [2, max samples, parts]
     pub(crate) drawn: DeviceMemory,        // [max samples]
-    pub(crate) meetings: DeviceMemory,     // as in `meeting_bytes`
+    pub(crate) row_syncs: DeviceMemory,    // as in `row_sync_bytes`
     pub(crate) results: DeviceMemory,      // [max samples, RESULT_WORDS]
     pub(crate) top: DeviceMemory,          // [max samples, MAX_TOP, 2]
+    /// Layers of the cache whose values are the first 512 of keys of 576.
+    pub(crate) latent_layers: Vec<usize>,
+    /// Of programs with experts.
+    pub(crate) experts: Option<ExpertMemory>,
     /// Rows of bf16 weights that the skinny kernels take.
     pub(crate) skinny_rows: usize,
     pub(crate) gated_min_busy: usize,

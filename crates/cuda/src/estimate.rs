@@ -1,4 +1,4 @@
-//! What steps take of a device that is not here: for the memory calculator. A backend measures it (`rehearse`).
+//! What steps take of a device that is not here: for the memory calculator. A backend measures it (`profile_run`).
 
 use baton_backend::{StepLimits, StepMemory};
 
@@ -17,7 +17,7 @@ pub fn free_bytes(total_bytes: u64) -> u64 {
     total_bytes - total_bytes / 100
 }
 
-/// About what [`rehearse`](baton_backend::Backend::rehearse) says for a model of such widths: the largest input and output of
+/// About what [`profile_run`](baton_backend::Backend::profile_run) says for a model of such widths: the largest input and output of
 /// its linear layers.
 pub fn step_memory(limits: &StepLimits, widest_input: usize, widest_output: usize) -> StepMemory {
     let bytes = |rows: usize, cols: usize, element: u64| {

@@ -1,17 +1,18 @@
 //! Gate and up of eight tokens and more with a bf16 weight as one launch, where the device has `gated.cu`: the product and
 //! its activation. Others go by `products` and the activation's own kernel.
 
-use baton_backend::{BackendError, GatedLinear, WeightFormat};
+use baton_backend::{Activation, BackendError, GatedLinear};
 
-use crate::gpu::{Fetches, map_bf16};
-use crate::layout::Layout;
+use crate::compile::SkinnyWeights;
+use crate::fp8::Input;
+use crate::gpu::{Element, Fetches, map_matrix};
 use crate::ops::{Run, activation_number};
 use crate::params::{Address, GatedParams};
 
 /// Columns of a stage, and tokens that a warpgroup multiplies.
 const CHUNK: usize = 64;
 const THREADS: u32 = 384;
-/// Tiles of tokens whose input should stay in the second cache.
+/// Tiles of tokens whose input should stay in L2.
 const GROUP: u32 = 8;
 /// With fewer tokens `skinny` is faster.
 const MIN_TOKENS: usize = 8;
@@ -91,11 +92,16 @@ impl Run<'_> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let [part] = weight.parts.as_slice() else { return None };
-        let fits = part.layout == Layout::Plain(WeightFormat::BF16)
+        let kind = part.skinny_weights().filter(|kind| *kind != SkinnyWeights::Fp8Blocks)?;
+        let is_fp8 = kind == SkinnyWeights::Fp8Rows;
+        let is_wanted =
+            !is_fp8 || (self.multiplies_fp8(op.weight) && self.tokens() > device.skinny_rows(kind));
+        let fits = is_wanted
             && op.bias.is_none()
+            && !matches!(op.activation, Activation::Relu | Activation::ReluSquared)
             && weight.rows.is_multiple_of(2)
-            && weight.cols.is_multiple_of(CHUNK)
-            && !device.kernels.gated().is_empty();
+            && weight.cols.is_multiple_of(kind.unit())
+            && !device.kernels.gated(is_fp8).is_empty();
         if !fits {
             return None;
         }
@@ -112,29 +118,35 @@ impl Run<'_> {
         &self,
         op: &GatedLinear,
         which: usize,
-        input: Address,
+        input: Input,
         output: Address,
     ) -> Result<(), BackendError> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
+        let part = &weight.parts[0];
         let (tokens, width, cols) = (self.tokens(), weight.rows / 2, weight.cols);
         let shape = &GATED_SHAPES[which];
         let fetches = if shape.takes_all() { Fetches::Lines } else { Fetches::Pairs };
-        let map = |address, rows, cols, box_rows| map_bf16(address, rows, cols, box_rows as u32, fetches);
+        let (element, chunk) = if input.is_fp8 { (Element::Fp8, 2 * CHUNK) } else { (Element::Bf16, CHUNK) };
+        let map = |address, rows, cols, box_rows, element| {
+            map_matrix(address, rows, cols, box_rows as u32, element, fetches)
+        };
         let params = GatedParams {
-            input: map(input, tokens, cols, shape.tokens)?,
-            weight: map(weight.parts[0].memory.address(), weight.rows, cols, shape.outputs())?,
-            output_map: map(output, tokens, width, CHUNK)?,
+            input: map(input.address, tokens, cols, shape.tokens, element)?,
+            weight: map(part.memory.address(), weight.rows, cols, shape.outputs(), element)?,
+            output_map: map(output, tokens, width, CHUNK, Element::Bf16)?,
             output,
             width: width as u32,
             num_tokens: tokens as u32,
-            num_chunks: (cols / CHUNK) as u32,
+            num_chunks: (cols / chunk) as u32,
             group: GROUP,
             activation: activation_number(op.activation),
+            input_scales: device.code_scales.address(),
+            weight_scales: part.scales_address(),
         };
         let all = self.num_blocks();
         let blocks = if shape.takes_all() { all.min(width / shape.width) } else { all };
-        let function = device.kernels.gated()[which];
+        let function = device.kernels.gated(input.is_fp8)[which];
         // SAFETY: the struct is the kernel's; input, weight and output have the sizes that the maps say.
         unsafe { device.gpu.launch(function, (blocks as u32, 1), THREADS, shape.shared_bytes(), &params) }
     }

@@ -1,4 +1,5 @@
-//! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 or f32 in, f32 sums.
+//! Large products by cuBLASLt: `output[m, n] = input[m, k] · weight[n, k]ᵀ`, bf16 or f32 in, f32 sums; or e4m3 in, with scales for
+//! the rows of both, where the library and the device can.
 //!
 //! What a shape needs (descriptors, an algorithm) is made when it is first seen and kept. For shapes that will be replayed
 //! many times the algorithm is the fastest of those that cuBLASLt proposes, each timed with cold caches, now or in an earlier
@@ -28,6 +29,8 @@ pub(crate) struct Matrices {
     pub(crate) weight: u64,
     pub(crate) input: u64,
     pub(crate) output: u64,
+    /// Of e4m3: those of the weight's rows and of the input's.
+    pub(crate) scales: Option<(u64, u64)>,
 }
 
 /// A product: sizes, and how the result is stored.
@@ -38,6 +41,8 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
     pub(crate) output_stride: usize,
     pub(crate) is_f32: bool,
+    /// The input and the weight are e4m3.
+    pub(crate) is_fp8: bool,
     /// Bytes that the output's address and rows are aligned to.
     pub(crate) output_alignment: u32,
 }
@@ -50,6 +55,8 @@ pub(crate) struct Gemm {
     workspace: DeviceMemory,
     plans: HashMap<Shape, Plan>,
     choices: Choices,
+    /// Whether it multiplies e4m3, once that was asked.
+    has_fp8: bool,
 }
 
 // SAFETY: a handle may be used from any thread; the backend is used by one at a time.
@@ -88,13 +95,29 @@ impl Gemm {
         let choices = Choices::load(cache_dir, &owner, version);
         let workspace = gpu.allocate(WORKSPACE_BYTES, "the workspace of products")?;
         let handle = lt::create_handle().map_err(failed)?;
-        let gemm = Self { handle, activation, workspace, plans: HashMap::new(), choices };
+        let gemm = Self { handle, activation, workspace, plans: HashMap::new(), choices, has_fp8: false };
         // For the first product of each kind cuBLASLt reads its tables, which takes a while.
         for is_f32 in [false, true] {
-            let shape = Shape { m: 64, n: 64, k: 64, output_stride: 64, is_f32, output_alignment: 16 };
-            drop(Plan::new(handle, activation, &shape).map_err(failed)?);
+            let shape =
+                Shape { m: 64, n: 64, k: 64, output_stride: 64, is_f32, is_fp8: false, output_alignment: 16 };
+            drop(gemm.plan(&shape).map_err(failed)?);
         }
         Ok(gemm)
+    }
+
+    fn plan(&self, shape: &Shape) -> Result<Plan, lt::CublasError> {
+        Plan::new(self.handle, self.activation, shape, self.workspace.address())
+    }
+
+    /// Called with the first weight of e4m3: asks the library for a product of it.
+    pub(crate) fn look_for_fp8(&mut self) {
+        let (m, n, k) = (64, 256, 512);
+        let shape = Shape { m, n, k, output_stride: n, is_f32: false, is_fp8: true, output_alignment: 16 };
+        self.has_fp8 = self.has_fp8 || self.plan(&shape).is_ok();
+    }
+
+    pub(crate) fn has_fp8(&self) -> bool {
+        self.has_fp8
     }
 
     /// Keeps what was timed for the next start.
@@ -116,7 +139,7 @@ impl Gemm {
         scratch: Option<u64>,
     ) -> Result<(), BackendError> {
         if !self.plans.contains_key(&shape) {
-            let mut plan = Plan::new(self.handle, self.activation, &shape).map_err(failed)?;
+            let mut plan = self.plan(&shape).map_err(failed)?;
             if let Some(data) = self.choices.get(&shape) {
                 plan.adopt(self.handle, sys::cublasLtMatmulAlgo_t { data });
             }
@@ -145,6 +168,9 @@ impl Gemm {
         accumulate: bool,
     ) -> Result<(), lt::CublasError> {
         let (alpha, beta) = (1.0_f32, f32::from(u8::from(accumulate)));
+        if let Some((weight, input)) = matrices.scales {
+            plan.set_scales(weight, input)?;
+        }
         // SAFETY: the descriptors belong to this shape, the workspace is ours, the caller vouches for the matrices.
         unsafe {
             lt::matmul(
@@ -207,11 +233,13 @@ impl Plan {
         handle: sys::cublasLtHandle_t,
         activation: sys::cudaDataType_t,
         shape: &Shape,
+        scratch: u64,
     ) -> Result<Self, lt::CublasError> {
+        let operand = if shape.is_fp8 { sys::cudaDataType_t::CUDA_R_8F_E4M3 } else { activation };
         let f32 = sys::cudaDataType_t::CUDA_R_32F;
         let (m, n, k) = (shape.m as u64, shape.n as u64, shape.k as u64);
-        let weight = lt::create_matrix_layout(activation, k, n, k as i64)?;
-        let input = lt::create_matrix_layout(activation, k, m, k as i64)?;
+        let weight = lt::create_matrix_layout(operand, k, n, k as i64)?;
+        let input = lt::create_matrix_layout(operand, k, m, k as i64)?;
         let output_type = if shape.is_f32 { f32 } else { activation };
         let output = lt::create_matrix_layout(output_type, n, m, shape.output_stride as i64)?;
         let description = lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?;
@@ -225,6 +253,9 @@ impl Plan {
                 ptr::from_ref(&transposed).cast(),
                 size_of_val(&transposed),
             )?;
+        }
+        if shape.is_fp8 {
+            set_fp8(description, scratch)?;
         }
         let preference = lt::create_matmul_pref()?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
@@ -255,6 +286,11 @@ impl Plan {
         Ok(Self { description, weight, input, output, algorithm, candidates, is_timed: false })
     }
 
+    /// Where the scales of e4m3 are: of the weight's rows and of the input's.
+    fn set_scales(&self, weight: u64, input: u64) -> Result<(), lt::CublasError> {
+        set_scales(self.description, weight, input)
+    }
+
     /// Takes an algorithm that was the fastest in an earlier run, if cuBLASLt can run it here.
     fn adopt(&mut self, handle: sys::cublasLtHandle_t, algorithm: sys::cublasLtMatmulAlgo_t) {
         // SAFETY: the struct is plain numbers, for which zero is a value.
@@ -276,6 +312,56 @@ impl Plan {
             (self.algorithm, self.is_timed) = (algorithm, true);
         }
     }
+}
+
+/// Products of e4m3 with a scale for each row of both sides, summed as the tensor cores do it.
+fn set_fp8(description: sys::cublasLtMatmulDesc_t, scratch: u64) -> Result<(), lt::CublasError> {
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let by_rows = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+    let fast = 1_i8;
+    // SAFETY: the attributes take a byte and enums of 32 bits.
+    unsafe {
+        lt::set_matmul_desc_attribute(
+            description,
+            Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+            ptr::from_ref(&fast).cast(),
+            size_of_val(&fast),
+        )?;
+        for attribute in
+            [Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE]
+        {
+            lt::set_matmul_desc_attribute(
+                description,
+                attribute,
+                ptr::from_ref(&by_rows).cast(),
+                size_of_val(&by_rows),
+            )?;
+        }
+    }
+    set_scales(description, scratch, scratch)
+}
+
+fn set_scales(
+    description: sys::cublasLtMatmulDesc_t,
+    weight: u64,
+    input: u64,
+) -> Result<(), lt::CublasError> {
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    for (attribute, address) in [
+        (Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight),
+        (Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, input),
+    ] {
+        // SAFETY: the attributes take an address of the device.
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                description,
+                attribute,
+                ptr::from_ref(&address).cast(),
+                size_of::<u64>(),
+            )?;
+        };
+    }
+    Ok(())
 }
 
 /// The algorithms that cuBLASLt thinks best, best first.

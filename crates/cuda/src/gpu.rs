@@ -61,6 +61,44 @@ impl Stream {
             .map_err(failed("copying to the device"))
     }
 
+    /// Starts copying a part of pinned memory to a part of the device's.
+    pub(crate) fn copy_in(
+        self,
+        from: (&PinnedMemory, usize),
+        to: (&DeviceMemory, usize),
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        let ends = (from.1.checked_add(bytes), to.1.checked_add(bytes));
+        assert!(ends.0.is_some_and(|end| end <= from.0.bytes()), "a copy reads within its memory");
+        assert!(ends.1.is_some_and(|end| end <= to.0.bytes), "a copy writes within its memory");
+        // SAFETY: both ranges were just checked; the owner of the pinned side waits for the copy.
+        unsafe {
+            let source = from.0.as_ptr().add(from.1);
+            sys::cuMemcpyHtoDAsync_v2(to.0.pointer + to.1 as u64, source.cast(), bytes, self.0)
+        }
+        .result()
+        .map_err(failed("copying to the device"))
+    }
+
+    /// The same the other way.
+    pub(crate) fn copy_out(
+        self,
+        from: (&DeviceMemory, usize),
+        to: (&PinnedMemory, usize),
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        let ends = (from.1.checked_add(bytes), to.1.checked_add(bytes));
+        assert!(ends.0.is_some_and(|end| end <= from.0.bytes), "a copy reads within its memory");
+        assert!(ends.1.is_some_and(|end| end <= to.0.bytes()), "a copy writes within its memory");
+        // SAFETY: as above.
+        unsafe {
+            let target = to.0.as_ptr().add(to.1);
+            sys::cuMemcpyDtoHAsync_v2(target.cast(), from.0.pointer + from.1 as u64, bytes, self.0)
+        }
+        .result()
+        .map_err(failed("copying from the device"))
+    }
+
     pub(crate) fn synchronize(self) -> Result<(), BackendError> {
         // SAFETY: the stream is alive.
         unsafe { driver::stream::synchronize(self.0) }.map_err(failed("waiting for the device"))
@@ -220,30 +258,43 @@ impl Drop for Gpu {
     }
 }
 
-/// How much the second cache asks memory for at a time: a line of 128 bytes, or two.
+/// How much the L2 asks memory for at a time: a line of 128 bytes, or two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fetches {
     Lines,
     Pairs,
 }
 
-/// Describes the bf16 matrix at an address for bulk copies of boxes of `box_rows` rows and 64 columns, whose rows are mixed as
+/// Of what the tensor cores multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    Bf16,
+    Fp8,
+}
+
+/// Describes the matrix at an address for bulk copies of boxes of `box_rows` rows and 128 bytes of columns, whose rows are mixed as
 /// the tensor cores want them. What a box has beyond the matrix is zero, and is not written.
-pub(crate) fn map_bf16(
+pub(crate) fn map_matrix(
     address: u64,
     rows: usize,
     cols: usize,
     box_rows: u32,
+    element: Element,
     fetches: Fetches,
 ) -> Result<TensorMap, BackendError> {
-    let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
-    let (box_dims, steps) = ([64, box_rows], [1_u32; 2]);
+    use sys::CUtensorMapDataType as Type;
+    let (kind, size) = match element {
+        Element::Bf16 => (Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2),
+        Element::Fp8 => (Type::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
+    };
+    let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * size]);
+    let (box_dims, steps) = ([128 / size as u32, box_rows], [1_u32; 2]);
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
     // SAFETY: the arrays have as many numbers as the rank asks for; only the map is written.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut map,
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            kind,
             dims.len() as u32,
             address as *mut c_void,
             dims.as_ptr(),
@@ -262,6 +313,17 @@ pub(crate) fn map_bf16(
     .result()
     .map_err(failed("describing a matrix"))?;
     Ok(TensorMap(map.opaque))
+}
+
+/// The same for bf16.
+pub(crate) fn map_bf16(
+    address: u64,
+    rows: usize,
+    cols: usize,
+    box_rows: u32,
+    fetches: Fetches,
+) -> Result<TensorMap, BackendError> {
+    map_matrix(address, rows, cols, box_rows, Element::Bf16, fetches)
 }
 
 /// A range of device memory.

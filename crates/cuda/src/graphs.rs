@@ -1,17 +1,13 @@
 //! Recorded steps. A decode step launches some hundred small kernels; recorded once for a number of rows (a bucket), they
 //! are started by one call and follow each other without the host.
 //!
-//! A graph belongs to a program (known by a fingerprint of its ops) and a [`Shape`]. Those of an engine's program are
+//! A graph belongs to a program and a [`Shape`]. Those of an engine's program are
 //! recorded before it is ready (`warm_up`). Of any other program the first step of a shape runs unrecorded, which also makes
 //! the libraries load what they need; the second is recorded.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
-use baton_backend::{
-    Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, NormOp, Ops,
-    Program, Qkv, StepInput,
-};
+use baton_backend::{BackendError, ProgramId, StepInput};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
@@ -21,6 +17,9 @@ use crate::pack::MAX_PLANS;
 
 /// Larger steps are not recorded: their kernels take longer than their launches.
 const MAX_GRAPH_ROWS: usize = 512;
+/// Rows of a sequence whose guesses are checked, at most, in a recorded step. Its attention is launched for few and for many
+/// rows of an item, whatever the items are: each kernel passes over those of the other.
+const MAX_CHECKED_ROWS: u32 = 33;
 
 /// What the launches of a step depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -62,18 +61,22 @@ impl Shape {
         shape
     }
 
-    /// The bucket of a pure decode, in which every row is a sequence and gives a token.
-    pub(crate) fn bucket(&self, max_rows: usize) -> Option<Self> {
-        let is_decode = self.tokens > 0
-            && self.tokens == self.logit_rows
-            && self.tokens == self.samples
-            && self.plans.iter().all(|plan| plan.max_queries <= 1);
+    /// The bucket of a step in which every row gives a token: of `max_decodes` sequences at most with one row each, or of up to
+    /// `max_checked` rows of sequences whose guesses are checked.
+    pub(crate) fn bucket(&self, max_decodes: usize, max_checked: usize) -> Option<Self> {
+        let all_draw = self.tokens > 0 && self.tokens == self.logit_rows && self.tokens == self.samples;
+        let most_queries = self.plans.iter().map(|plan| plan.max_queries).max().unwrap_or(0);
+        let max_rows = if most_queries <= 1 { max_decodes } else { max_checked };
         let rows = self.tokens as usize;
-        if !is_decode || rows > max_rows.min(MAX_GRAPH_ROWS) {
+        if !all_draw || most_queries > MAX_CHECKED_ROWS || rows > max_rows.min(MAX_GRAPH_ROWS) {
             return None;
         }
         let shares = self.plans.iter().any(|plan| plan.shares);
-        Some(Self::decode(bucket_rows(rows).min(max_rows), shares))
+        let mut bucket = Self::decode(bucket_rows(rows).min(max_rows), shares);
+        if most_queries > 1 {
+            bucket.plans.iter_mut().for_each(|plan| plan.max_queries = MAX_CHECKED_ROWS);
+        }
+        Some(bucket)
     }
 
     /// The step of so many decodes, whatever they share. Plans that a model does not have have no items and no ops.
@@ -108,7 +111,7 @@ fn bucket_rows(rows: usize) -> usize {
 
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
-    states: HashMap<(u64, Shape), State>,
+    states: HashMap<(ProgramId, Shape), State>,
 }
 
 #[derive(Debug)]
@@ -129,7 +132,7 @@ pub(crate) enum Action {
 }
 
 impl Graphs {
-    pub(crate) fn action(&mut self, key: (u64, Shape)) -> Action {
+    pub(crate) fn action(&mut self, key: (ProgramId, Shape)) -> Action {
         match self.states.get(&key) {
             None => {
                 self.states.insert(key, State::Seen);
@@ -141,7 +144,7 @@ impl Graphs {
         }
     }
 
-    pub(crate) fn replay(&self, gpu: &Gpu, key: (u64, Shape)) -> Result<Option<Scoring>, BackendError> {
+    pub(crate) fn replay(&self, gpu: &Gpu, key: (ProgramId, Shape)) -> Result<Option<Scoring>, BackendError> {
         let Some(State::Ready(graph, scoring)) = self.states.get(&key) else {
             unreachable!("only recorded graphs are replayed")
         };
@@ -151,7 +154,7 @@ impl Graphs {
         Ok(*scoring)
     }
 
-    pub(crate) fn store(&mut self, key: (u64, Shape), graph: Option<Graph>, scoring: Option<Scoring>) {
+    pub(crate) fn store(&mut self, key: (ProgramId, Shape), graph: Option<Graph>, scoring: Option<Scoring>) {
         self.states.insert(key, graph.map_or(State::Refused, |graph| State::Ready(graph, scoring)));
     }
 }
@@ -191,100 +194,38 @@ impl Drop for Graph {
     }
 }
 
-/// A hash of all ops of a program.
-pub(crate) fn fingerprint(program: &dyn Program) -> u64 {
-    let mut fingerprint = Fingerprint(DefaultHasher::new());
-    program.run(&mut fingerprint);
-    fingerprint.0.finish()
-}
-
-struct Fingerprint(DefaultHasher);
-
-impl Fingerprint {
-    fn add(&mut self, value: impl Hash) {
-        value.hash(&mut self.0);
-    }
-
-    fn add_norm(&mut self, norm: Option<&Norm>) {
-        self.add(norm.map(|norm| {
-            let layer_bias = match norm.kind {
-                NormKind::Rms => None,
-                NormKind::Layer { bias } => Some(bias),
-            };
-            (layer_bias, norm.weight, norm.eps.to_bits())
-        }));
-    }
-}
-
-impl Ops for Fingerprint {
-    fn embed(&mut self, op: &Embed) {
-        self.add((0_u8, op.weight, op.scale.to_bits(), op.output));
-    }
-
-    fn norm(&mut self, op: &NormOp) {
-        self.add((1_u8, op.input, op.output, op.accumulate));
-        self.add_norm(Some(&op.norm));
-    }
-
-    fn linear(&mut self, op: &Linear) {
-        self.add((2_u8, op.input, op.weight, op.bias, op.output, op.accumulate));
-        self.add_norm(op.norm.as_ref());
-    }
-
-    fn gated_linear(&mut self, op: &GatedLinear) {
-        self.add((3_u8, op.input, op.weight, op.bias, op.activation as u8, op.output));
-        self.add_norm(op.norm.as_ref());
-    }
-
-    fn qkv(&mut self, op: &Qkv) {
-        self.add((4_u8, op.input, op.weight, op.bias, op.rope, op.num_heads, op.layer, op.output));
-        for norm in [&op.norm, &op.q_norm, &op.k_norm] {
-            self.add_norm(norm.as_ref());
-        }
-    }
-
-    fn attention(&mut self, op: &Attention) {
-        self.add((5_u8, op.layer, op.plan, op.window, op.num_heads, op.scale.to_bits()));
-        self.add((op.softcap.map(f32::to_bits), op.alibi, op.query, op.output));
-    }
-
-    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
-        self.add((8_u8, buffers));
-    }
-
-    fn logits(&mut self, op: &Logits) {
-        self.add((6_u8, op.input, op.weight, op.softcap.map(f32::to_bits), op.output));
-        self.add_norm(op.norm.as_ref());
-    }
-
-    fn sample(&mut self, logits: BufferId) {
-        self.add((7_u8, logits));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_pure_decodes_have_a_bucket() {
+    fn steps_in_which_every_row_draws_have_a_bucket() {
         let decode = |rows| Shape { tokens: rows, logit_rows: rows, samples: rows, ..Shape::default() };
-        let rows = |rows: u32| decode(rows).bucket(256).map(|bucket| bucket.tokens);
+        let rows = |rows: u32| decode(rows).bucket(256, 300).map(|bucket| bucket.tokens);
         assert_eq!(
             [1, 2, 3, 8, 9, 33, 256, 257].map(rows).map(|rows| rows.unwrap_or(0)),
             [1, 2, 4, 8, 16, 40, 256, 0]
         );
-        assert_eq!(decode(29).bucket(30).map(|bucket| bucket.tokens), Some(30));
-        assert_eq!(Shape { tokens: 2, ..decode(1) }.bucket(256), None);
+        assert_eq!(decode(29).bucket(30, 99).map(|bucket| bucket.tokens), Some(30));
+        assert_eq!(Shape { tokens: 2, ..decode(1) }.bucket(256, 256), None);
         let every: Vec<u32> = Shape::buckets(30).map(|bucket| bucket.tokens).collect();
         assert_eq!(every, [1, 2, 4, 8, 16, 24, 30]);
-        assert!((1..=30).all(|rows| every.contains(&decode(rows).bucket(30).unwrap().tokens)));
-        let mut prompt = decode(4);
-        prompt.plans[0].max_queries = 4;
-        assert_eq!(prompt.bucket(256), None);
+        assert!((1..=30).all(|rows| every.contains(&decode(rows).bucket(30, 99).unwrap().tokens)));
+        let prompt = Shape { logit_rows: 1, samples: 1, ..decode(4) };
+        assert_eq!(prompt.bucket(256, 256), None);
+        // Two sequences with three guesses each have a bucket of their own, that of any such step of about as many rows.
+        let checked = |rows, queries| {
+            let mut shape = decode(rows);
+            shape.plans[0].max_queries = queries;
+            shape.bucket(4, 64)
+        };
+        assert_eq!(checked(8, 4).map(|bucket| bucket.tokens), Some(8));
+        assert_ne!(checked(4, 4), decode(4).bucket(4, 64));
+        assert_eq!(checked(8, 4), checked(7, 2));
+        assert_eq!((checked(65, 4), checked(40, 40)), (None, None));
         let mut sharing = decode(12);
         sharing.plans[1].shares = true;
-        let bucket = sharing.bucket(256).expect("decodes");
+        let bucket = sharing.bucket(256, 256).expect("decodes");
         assert!(bucket.tokens == 16 && bucket.plans.iter().all(|plan| plan.shares && plan.max_queries == 1));
     }
 }

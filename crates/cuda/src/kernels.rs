@@ -1,5 +1,7 @@
 //! The compiled kernels of a device: modules loaded once, functions by name.
 
+mod expert_kernels;
+
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -9,11 +11,12 @@ use baton_backend::{BackendError, KvDtype, KvSpec, Precision, WeightFormat};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
-use crate::compile::{HEAD_DIMS, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
-use crate::gated::GATED_SHAPES;
+use crate::compile::{HEAD_DIMS, SkinnyWeights, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
+use crate::gated::{GATED_SHAPES, GatedShape};
 use crate::gpu::{Function, failed};
-use crate::layout::{Layout, TILE_ROWS, record_bytes};
+use crate::layout::{Layout, TILE_ROWS, device_format, record_bytes};
 use crate::probe::Properties;
+pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LATENT_SHARED_BYTES};
 
 /// Activation rows that the product kernels of plain weights take.
 const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
@@ -34,25 +37,37 @@ pub(crate) struct Kernels {
     modules: Vec<Module>,
     core: Option<Core>,
     sampler: Option<Sampler>,
-    /// There with the first bf16 weight.
-    skinny: Option<Skinny>,
-    /// The same, for each of [`GATED_SHAPES`], where the device can.
-    gated: Vec<Function>,
+    /// There with the first weight of their kind.
+    skinny: HashMap<SkinnyWeights, Skinny>,
+    /// The same, for each of [`GATED_SHAPES`], where the device can: of bf16, and of e4m3.
+    gated: [Vec<Function>; 2],
+    /// There with the first program that has experts.
+    experts: Option<ExpertKernels>,
+    expert_products: HashMap<WeightFormat, ExpertProducts>,
     embeds: HashMap<Layout, Function>,
     packs: HashMap<WeightFormat, Function>,
     /// Each from few activation rows to many.
     products: HashMap<Layout, Vec<ProductKernels>>,
     converts: HashMap<Layout, Function>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
+    latent_attention: HashMap<KvDtype, Function>,
 }
 
 /// What every model needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Core {
     pub(crate) norm: Function,
+    pub(crate) quantize_rows: Function,
+    pub(crate) order_columns: Function,
+    pub(crate) fill_bytes: Function,
     pub(crate) rope_and_cache: Function,
     pub(crate) rope_whole_heads: Function,
     pub(crate) gated_activation: Function,
+    pub(crate) activate_rows: Function,
+    pub(crate) norm_heads: Function,
+    pub(crate) add_logit_bias: Function,
+    pub(crate) rotate_rows: Function,
+    pub(crate) encoder_attention: Function,
     pub(crate) add_bias: Function,
     pub(crate) softcap: Function,
     pub(crate) keep_rows: Function,
@@ -61,6 +76,9 @@ pub(crate) struct Core {
     pub(crate) read_memory: Function,
     pub(crate) attention_any: Function,
     pub(crate) merge_partials: Function,
+    /// The same for heads of more than 256.
+    pub(crate) attention_large: Function,
+    pub(crate) merge_large: Function,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +154,7 @@ fn core_units(precision: Precision) -> [Unit; 2] {
 }
 
 #[derive(Debug)]
-struct Module(sys::CUmodule);
+pub(crate) struct Module(sys::CUmodule);
 // SAFETY: a module may be used from any thread; the backend is used by one at a time.
 unsafe impl Send for Module {}
 
@@ -156,13 +174,16 @@ impl Kernels {
             modules: Vec::new(),
             core: None,
             sampler: None,
-            skinny: None,
-            gated: Vec::new(),
+            skinny: HashMap::new(),
+            gated: [Vec::new(), Vec::new()],
+            experts: None,
+            expert_products: HashMap::new(),
             embeds: HashMap::new(),
             packs: HashMap::new(),
             products: HashMap::new(),
             converts: HashMap::new(),
             attention: HashMap::new(),
+            latent_attention: HashMap::new(),
         }
     }
 
@@ -175,9 +196,17 @@ impl Kernels {
         let (basic, attention) = (basic?, attention?);
         self.core = Some(Core {
             norm: basic.function("row_norm")?,
+            quantize_rows: basic.function("quantize_rows")?,
+            order_columns: basic.function("order_columns")?,
+            fill_bytes: basic.function("fill_bytes")?,
             rope_and_cache: basic.function("rope_and_cache")?,
             rope_whole_heads: basic.function("rope_whole_heads")?,
             gated_activation: basic.function("gated_activation")?,
+            activate_rows: basic.function("activate_rows")?,
+            norm_heads: basic.function("norm_heads")?,
+            add_logit_bias: basic.function("add_logit_bias")?,
+            rotate_rows: basic.function("rotate_rows")?,
+            encoder_attention: basic.function("encoder_attention")?,
             add_bias: basic.function("add_bias")?,
             softcap: basic.function("softcap")?,
             keep_rows: basic.function("keep_rows")?,
@@ -186,6 +215,8 @@ impl Kernels {
             read_memory: basic.function("read_memory")?,
             attention_any: attention.function("attention_any")?,
             merge_partials: attention.function("merge_partials")?,
+            attention_large: attention.function("attention_large")?,
+            merge_large: attention.function("merge_large")?,
         });
         self.modules.extend([basic, attention]);
         Ok(())
@@ -223,6 +254,7 @@ impl Kernels {
     pub(crate) fn expect(&mut self, formats: &[WeightFormat], cache: &KvSpec) {
         let precision = self.precision;
         for format in formats {
+            let format = &device_format(*format, precision);
             self.compiler.start(Unit::Product(*format, precision));
             if let Layout::Packed { bits } = Layout::of_product(*format, precision) {
                 for unit in Unit::packed(bits) {
@@ -232,11 +264,15 @@ impl Kernels {
             let is_bf16 = Layout::of_product(*format, precision) == Layout::Plain(WeightFormat::BF16);
             if is_bf16 && precision == Precision::Fast {
                 self.compiler.start(Unit::Product(WeightFormat::BF16, precision));
+            }
+            let is_fp8 = *format == WeightFormat::F8_E4M3;
+            if (is_bf16 || is_fp8) && precision == Precision::Fast {
+                let weights = if is_fp8 { SkinnyWeights::Fp8Rows } else { SkinnyWeights::Bf16 };
                 for tiles in SKINNY_TILES {
-                    self.compiler.start(Unit::Skinny { tiles });
+                    self.compiler.start(Unit::Skinny { tiles, weights });
                 }
                 if has_gated(&self.compiler.architecture) {
-                    self.compiler.start(Unit::Gated);
+                    self.compiler.start(Unit::Gated { is_fp8 });
                 }
             }
         }
@@ -269,29 +305,40 @@ impl Kernels {
         } else {
             self.converts.insert(plain, module.function("convert")?);
         }
-        if layout == plain {
+        if format == WeightFormat::F8_E4M3 {
+            // Its products are those of `prepare_skinny` and of cuBLASLt.
+        } else if layout == plain {
             self.products.insert(plain, module.plain_products()?);
         } else if let Layout::Plain(other) = layout {
             self.prepare_format(other)?;
         }
         self.modules.push(module);
         if format == WeightFormat::BF16 && self.precision == Precision::Fast {
-            let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles }));
-            let modules = [one?, two?];
-            self.skinny = Some(Skinny::find(&modules)?);
-            self.modules.extend(modules);
-            if has_gated(&self.compiler.architecture) {
-                let module = self.compiler.load(Unit::Gated)?;
-                self.gated = GATED_SHAPES
-                    .iter()
-                    .map(|shape| {
-                        let function = module.function(shape.name)?;
-                        allow_shared(function, shape.shared_bytes())?;
-                        Ok(function)
-                    })
-                    .collect::<Result<_, BackendError>>()?;
-                self.modules.push(module);
-            }
+            self.prepare_skinny(SkinnyWeights::Bf16)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the fused kernels of a kind of weights ready. Called when one is loaded.
+    pub(crate) fn prepare_skinny(&mut self, weights: SkinnyWeights) -> Result<(), BackendError> {
+        if self.skinny.contains_key(&weights) {
+            return Ok(());
+        }
+        let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles, weights }));
+        let modules = [one?, two?];
+        self.skinny.insert(weights, Skinny::find(&modules)?);
+        self.modules.extend(modules);
+        let is_fp8 = weights == SkinnyWeights::Fp8Rows;
+        if weights != SkinnyWeights::Fp8Blocks && has_gated(&self.compiler.architecture) {
+            let module = self.compiler.load(Unit::Gated { is_fp8 })?;
+            let find = |shape: &GatedShape| {
+                let function = module.function(shape.name)?;
+                allow_shared(function, shape.shared_bytes())?;
+                Ok(function)
+            };
+            let functions = GATED_SHAPES.iter().map(find).collect::<Result<_, BackendError>>()?;
+            self.gated[usize::from(is_fp8)] = functions;
+            self.modules.push(module);
         }
         Ok(())
     }
@@ -317,12 +364,12 @@ impl Kernels {
     }
 
     /// One for each of [`GATED_SHAPES`], where the device has them.
-    pub(crate) fn gated(&self) -> &[Function] {
-        &self.gated
+    pub(crate) fn gated(&self, is_fp8: bool) -> &[Function] {
+        &self.gated[usize::from(is_fp8)]
     }
 
-    pub(crate) fn skinny(&self) -> &Skinny {
-        self.skinny.as_ref().expect("loaded with the first bf16 weight")
+    pub(crate) fn skinny(&self, weights: SkinnyWeights) -> &Skinny {
+        self.skinny.get(&weights).expect("loaded with the first weight of the kind")
     }
 
     /// The tensor-core attention of a head size, where there is one. Waits for it if it is still being compiled.
@@ -430,14 +477,14 @@ impl Compiler {
 }
 
 impl Module {
-    fn load(code: &[u8]) -> Result<Self, BackendError> {
+    pub(crate) fn load(code: &[u8]) -> Result<Self, BackendError> {
         // SAFETY: the code is a whole cubin, from NVRTC or from a file that has an ELF header; the driver checks the rest.
         unsafe { driver::module::load_data(code.as_ptr().cast()) }
             .map(Self)
             .map_err(failed("loading kernels"))
     }
 
-    fn function(&self, name: &str) -> Result<Function, BackendError> {
+    pub(crate) fn function(&self, name: &str) -> Result<Function, BackendError> {
         let name = CString::new(name).expect("kernel names have no zero bytes");
         // SAFETY: the module is loaded.
         unsafe { driver::module::get_function(self.0, name) }

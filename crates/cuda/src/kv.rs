@@ -1,11 +1,14 @@
 //! The paged cache on the device and its swap tier in pinned memory.
 //!
-//! Each layer is one array, `[blocks][K, V][kv_heads][block_size][head_dim]`, so that a block of one head is contiguous and
-//! the blocks of a layer lie close together.
+//! Each place within a block is one array, `[blocks][K, V][kv_heads][block_size][head_dim]`, so that a block of one head is
+//! contiguous. Layers of different lanes share an array; they use different blocks of it.
 
-use baton_backend::{AttentionItem, BackendError, BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput};
+use std::sync::{Arc, Mutex};
 
-use crate::gpu::{DeviceMemory, Fetches, Gpu, map_bf16};
+use baton_backend::{BackendError, BlockCopy, CacheShape, KvDtype, KvLayerSpec, KvSpec, StepInput};
+
+use crate::gpu::{DeviceMemory, Element, Fetches, Gpu, map_matrix};
+use crate::host_blocks::{CudaHostBlocks, layout};
 use crate::params::TensorMap;
 use crate::pinned::PinnedMemory;
 use crate::swap::max_swaps;
@@ -14,20 +17,23 @@ use crate::swap::max_swaps;
 pub(crate) struct KvCache {
     spec: KvSpec,
     pub(crate) block_shift: u32,
-    pub(crate) layers: Vec<Layer>,
-    /// The blocks that were swapped out, layer after layer.
-    host: Option<PinnedMemory>,
+    pub(crate) arrays: Vec<Array>,
+    /// The blocks of the host tier, array after array.
+    host: Option<Arc<PinnedMemory>>,
     num_device_blocks: usize,
     num_host_blocks: usize,
 }
 
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct Array {
     pub(crate) device: DeviceMemory,
-    /// Where this layer's begin in the pinned memory.
+    /// Where its blocks begin in the pinned memory.
     host_offset: usize,
     pub(crate) block_bytes: usize,
 }
+
+/// The largest head that a kernel takes: a latent of 512 + 64.
+pub(crate) const MAX_HEAD: usize = 576;
 
 /// Says whether there are kernels for such a cache.
 pub(crate) fn check_spec(spec: &KvSpec) -> Result<(), BackendError> {
@@ -44,9 +50,12 @@ pub(crate) fn check_spec(spec: &KvSpec) -> Result<(), BackendError> {
         ));
     }
     if let Some(layer) =
-        spec.layers.iter().find(|layer| layer.head_dim > 256 || !layer.head_dim.is_multiple_of(4))
+        spec.layers.iter().find(|layer| layer.head_dim > MAX_HEAD || !layer.head_dim.is_multiple_of(4))
     {
-        return unsupported(format!("attention heads of {}: at most 256, a multiple of 4", layer.head_dim));
+        return unsupported(format!(
+            "attention heads of {}: at most {MAX_HEAD}, a multiple of 4",
+            layer.head_dim
+        ));
     }
     Ok(())
 }
@@ -60,20 +69,21 @@ impl KvCache {
         num_host_blocks: usize,
     ) -> Result<Self, BackendError> {
         let mut host_bytes = 0_usize;
-        let new_layer = |layer: &KvLayerSpec| {
+        let new_array = |layer: &KvLayerSpec| {
             let block_bytes = 2 * layer.num_kv_heads * layer.head_dim * spec.block_size * spec.dtype.bytes();
             let bytes = |blocks: usize| block_bytes.checked_mul(blocks).unwrap_or(usize::MAX / 2);
             let host_offset = host_bytes;
             host_bytes = host_bytes.saturating_add(bytes(num_host_blocks));
             let device = gpu.allocate(bytes(num_device_blocks), "the KV cache")?;
-            Ok(Layer { device, host_offset, block_bytes })
+            Ok(Array { device, host_offset, block_bytes })
         };
-        let layers = spec.layers.iter().map(new_layer).collect::<Result<_, BackendError>>()?;
+        let arrays = spec.arrays().iter().map(new_array).collect::<Result<_, BackendError>>()?;
         let host = (host_bytes > 0).then(|| gpu.allocate_pinned(host_bytes, "the swap space")).transpose()?;
+        let host = host.map(Arc::new);
         Ok(Self {
             spec: spec.clone(),
             block_shift: spec.block_size.trailing_zeros(),
-            layers,
+            arrays,
             host,
             num_device_blocks,
             num_host_blocks,
@@ -84,10 +94,31 @@ impl KvCache {
         self.spec.layers[layer]
     }
 
-    /// Where a layer's swapped blocks begin; 0 where there is no swap space.
-    pub(crate) fn host_address(&self, layer: usize) -> u64 {
-        let start = self.host.as_ref().map(PinnedMemory::address);
-        start.map_or(0, |start| start + self.layers[layer].host_offset as u64)
+    /// The array that a layer's blocks lie in.
+    pub(crate) fn array(&self, layer: usize) -> &Array {
+        &self.arrays[self.spec.array_of(layer)]
+    }
+
+    /// Which block tables a layer goes by.
+    pub(crate) fn lane_of(&self, layer: usize) -> usize {
+        self.spec.lane_of(layer)
+    }
+
+    /// Where an array's blocks of the host tier begin; 0 where there are none.
+    pub(crate) fn host_address(&self, array: usize) -> u64 {
+        let start = self.host.as_ref().map(|host| host.address());
+        start.map_or(0, |start| start + self.arrays[array].host_offset as u64)
+    }
+
+    /// The host tier for others than the steps.
+    pub(crate) fn host_blocks(&self) -> Option<CudaHostBlocks> {
+        Some(CudaHostBlocks {
+            memory: Arc::clone(self.host.as_ref()?),
+            arrays: self.arrays.iter().map(|array| (array.host_offset, array.block_bytes)).collect(),
+            num_blocks: self.num_host_blocks,
+            layout: layout(&self.spec),
+            lock: Mutex::default(),
+        })
     }
 
     /// A layer of a cache of 16 bits as a matrix, for bulk copies of a block's rows, or of `max_rows` if it has more.
@@ -95,11 +126,18 @@ impl KvCache {
         let KvLayerSpec { num_kv_heads, head_dim } = self.spec.layers[layer];
         let rows = self.num_slots() * 2 * num_kv_heads;
         let box_rows = self.spec.block_size.min(max_rows) as u32;
-        map_bf16(self.layers[layer].device.address(), rows, head_dim, box_rows, Fetches::Pairs)
+        map_matrix(
+            self.array(layer).device.address(),
+            rows,
+            head_dim,
+            box_rows,
+            Element::Bf16,
+            Fetches::Pairs,
+        )
     }
 
     pub(crate) fn num_layers(&self) -> usize {
-        self.layers.len()
+        self.spec.layers.len()
     }
 
     pub(crate) fn dtype(&self) -> KvDtype {
@@ -129,29 +167,25 @@ impl KvCache {
         self.num_host_blocks
     }
 
-    /// Whether the blocks, slots and rows that a step names exist.
-    pub(crate) fn check(&self, input: &StepInput) -> Result<(), BackendError> {
-        let (device, host) = (self.num_device_blocks() as u32, self.num_host_blocks() as u32);
-        let moves =
-            |list: &[BlockCopy], from: u32, to: u32| list.iter().all(|copy| copy.from < from && copy.to < to);
-        let is_within = input.swap_out.len() + input.swap_in.len() <= max_swaps(self.num_host_blocks())
-            && moves(&input.swap_out, device, host)
-            && moves(&input.swap_in, host, device)
-            && moves(&input.copies, device, device)
-            && input.slots.iter().all(|slot| (*slot as usize) < self.num_slots())
-            && input.pages.iter().all(|page| *page < device);
-        let tokens = input.num_tokens() as u64;
-        let items = input.attention.iter().flat_map(|plan| &plan.items);
-        let items_are_within = |item: &AttentionItem| {
-            let pages = u64::from(item.kv_len).div_ceil(1 << self.block_shift);
-            u64::from(item.query_start) + u64::from(item.num_queries) <= tokens
-                && u64::from(item.pages_start) + pages <= input.pages.len() as u64
-        };
-        if is_within && items.into_iter().all(items_are_within) {
-            Ok(())
-        } else {
-            Err(BackendError::Unsupported { what: "a step with blocks or rows that do not exist".to_owned() })
+    /// What steps are checked against.
+    pub(crate) fn shape(&self) -> CacheShape {
+        CacheShape {
+            num_lanes: self.spec.num_lanes(),
+            num_device_blocks: self.num_device_blocks,
+            num_host_blocks: self.num_host_blocks,
+            block_size: self.spec.block_size,
         }
+    }
+
+    /// Whether the swaps of a step fit into the lists there is memory for.
+    pub(crate) fn check_swaps(&self, input: &StepInput) -> Result<(), BackendError> {
+        let num_fetched: usize = input.fetches.iter().map(|fetch| fetch.copies.len()).sum();
+        let num_swaps = input.swap_out.len() + input.swap_in.len() + num_fetched;
+        let most = max_swaps(self.num_device_blocks(), self.num_host_blocks());
+        if num_swaps <= most {
+            return Ok(());
+        }
+        Err(BackendError::Device { cause: format!("a step with {num_swaps} swaps, of {most} at most") })
     }
 }
 
@@ -179,13 +213,12 @@ mod tests {
     #[test]
     fn caches_without_kernels_are_refused_by_name() {
         let layer = KvLayerSpec { num_kv_heads: 2, head_dim: 64 };
-        let good = KvSpec { layers: vec![layer], dtype: KvDtype::F16, block_size: 16 };
-        check_spec(&good).expect("supported");
-        let error = check_spec(&KvSpec { dtype: KvDtype::Int8, ..good.clone() }).expect_err("no kernels");
+        check_spec(&KvSpec::full(layer, 1, KvDtype::F16, 16)).expect("supported");
+        let error = check_spec(&KvSpec::full(layer, 1, KvDtype::Int8, 16)).expect_err("no kernels");
         assert!(error.to_string().contains("--kv-cache-dtype int8"), "{error}");
-        assert!(check_spec(&KvSpec { block_size: 24, ..good.clone() }).is_err());
-        let wide = KvLayerSpec { head_dim: 512, ..layer };
-        assert!(check_spec(&KvSpec { layers: vec![wide], ..good }).is_err());
+        assert!(check_spec(&KvSpec::full(layer, 1, KvDtype::F16, 24)).is_err());
+        let wide = KvLayerSpec { head_dim: 1024, ..layer };
+        assert!(check_spec(&KvSpec::full(wide, 1, KvDtype::F16, 16)).is_err());
     }
 
     #[test]

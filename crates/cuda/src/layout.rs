@@ -1,6 +1,7 @@
 //! How a weight lies in the device's memory: as in its file, or packed for the tensor cores (`packed.cu`). f16 becomes bf16, as
 //! activations are: tensor cores take both of one kind. In full precision all stay as they are.
 
+use baton_backend::quant::grid_factor;
 use baton_backend::{Precision, WeightFormat};
 
 /// Rows that are packed together.
@@ -47,6 +48,23 @@ pub(crate) fn activation_format(precision: Precision) -> WeightFormat {
     }
 }
 
+/// What a weight of a file is on the device. The formats of grids have no kernels: they are opened as they are loaded, as e4m3
+/// is in full precision.
+pub(crate) fn device_format(format: WeightFormat, precision: Precision) -> WeightFormat {
+    let is_full_fp8 = format == WeightFormat::F8_E4M3 && precision == Precision::Full;
+    if is_full_fp8 || grid_factor(format).is_some() { activation_format(precision) } else { format }
+}
+
+/// Bytes that `bytes` of a file take on the device: more where the format is opened.
+pub fn loaded_bytes(format: WeightFormat, bytes: u64) -> u64 {
+    let opened = device_format(format, Precision::Fast);
+    if opened == format {
+        return bytes;
+    }
+    let values = bytes / format.block_bytes() as u64 * format.block_len() as u64;
+    values.saturating_mul(opened.block_bytes() as u64)
+}
+
 /// How many bits a value of the format is packed into; 0: it is not packed.
 pub(crate) fn packed_bits(format: WeightFormat) -> u32 {
     match format {
@@ -75,11 +93,16 @@ mod tests {
 
     #[test]
     fn a_packed_weight_takes_little_more_than_its_file() {
-        for format in WeightFormat::ALL {
+        for format in WeightFormat::ALL.into_iter().filter(|format| grid_factor(*format).is_none()) {
             let (rows, bytes) = Layout::of_product(format, Precision::Fast).unit(4096).unwrap();
             let in_file = rows * format.row_bytes(4096).unwrap();
             assert!(bytes * 8 <= in_file * 9, "{format}: {bytes} bytes for {in_file}");
         }
+        // Those without kernels are bf16, of which the plan knows.
+        assert_eq!(device_format(WeightFormat::IQ2_XXS, Precision::Fast), WeightFormat::BF16);
+        assert_eq!(device_format(WeightFormat::IQ2_XXS, Precision::Full), WeightFormat::F32);
+        assert_eq!(loaded_bytes(WeightFormat::IQ2_XXS, 2 * 66), 2 * 512);
+        assert_eq!(loaded_bytes(WeightFormat::Q4_K, 144), 144);
         // The last record is half empty.
         let unit = |format, precision| Layout::of_product(format, precision).unit(96);
         assert_eq!(unit(WeightFormat::Q8_0, Precision::Fast), Some((16, 2 * 1088)));

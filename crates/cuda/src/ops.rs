@@ -1,18 +1,16 @@
 //! The ops of a step as launches. A launch covers the rows of the step's [`Shape`]; kernels that must not touch more rows
 //! than the step has read its counts from the uploaded header.
-//!
-//! Ops cannot fail in the trait, so the first failure is kept and the rest of the program passes over.
 
 use baton_backend::{
     Activation, Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind,
-    NormOp, Ops, Qkv, VectorId,
+    NormOp, Op, Qkv, VectorId,
 };
 
 use crate::backend::PARTIAL_LSE_SHARE;
 use crate::device::Device;
 use crate::gpu::{Function, Gpu};
 use crate::graphs::Shape;
-use crate::kernels::RESERVED_SHARED;
+use crate::kernels::{LATENT_SHARED_BYTES, RESERVED_SHARED};
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams, WideParams,
@@ -23,6 +21,9 @@ use crate::products::Product;
 /// Keys of a tile, as in `attention_wide.cu`.
 const WIDE_KEYS: usize = 64;
 
+/// The largest head that attention_any takes; attention_large takes [`MAX_HEAD`](crate::kv::MAX_HEAD).
+const SMALL_HEAD: usize = 256;
+
 /// As in `sample.cuh`.
 const SAMPLE_PARTS: u32 = 32;
 const SAMPLE_THREADS: u32 = 512;
@@ -32,15 +33,15 @@ const BINS_BYTES: usize = 3 * 256 * 8;
 /// What the blocks of a row tell each other beside that: three sums and counts for each part, and six words.
 const MEETING_BYTES: usize = 3 * SAMPLE_PARTS as usize * (8 + 4) + 24;
 
-/// Rows whose best tokens are listed, and bytes for each: the largest keys of stretches, and the list.
-const MAX_LISTED_ROWS: usize = 512;
-const STRETCHES_BYTES: usize = 256 * 4;
+/// Rows whose best tokens are collected, and bytes for each: the largest keys of spans, and the list.
+const MAX_CANDIDATES_ROWS: usize = 512;
+const SPANS_BYTES: usize = 256 * 4;
 const LIST_BYTES: usize = 512 * 8;
 
 /// What the most rows need that have several blocks comes first, then of those that have a list, then of every row.
-pub(crate) fn meeting_bytes(max_samples: usize, properties: &Properties) -> usize {
+pub(crate) fn row_sync_bytes(max_samples: usize, properties: &Properties) -> usize {
     BINS_BYTES * properties.num_multiprocessors as usize
-        + (STRETCHES_BYTES + LIST_BYTES) * MAX_LISTED_ROWS
+        + (SPANS_BYTES + LIST_BYTES) * MAX_CANDIDATES_ROWS
         + MEETING_BYTES * max_samples
 }
 
@@ -56,7 +57,6 @@ pub(crate) struct Run<'a> {
     pub(crate) keeps_logit_rows: bool,
     /// Partial slots that each plan of the step uses.
     pub(crate) num_partials: &'a [u32],
-    pub(crate) failure: Option<BackendError>,
     /// What is to be launched after the program if a sample wants it.
     pub(crate) scoring: Option<Scoring>,
 }
@@ -85,16 +85,33 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::GeluTanh => 1,
         Activation::Gelu => 2,
+        Activation::Relu => 3,
+        Activation::ReluSquared => 4,
     }
 }
 
 impl Run<'_> {
-    /// Runs an op unless an earlier one failed.
-    fn guard(&mut self, name: &str, op: impl FnOnce(&mut Self) -> Result<(), BackendError>) {
-        if self.failure.is_none() {
-            // Of a recorded step only the whole is launched.
-            let _range = (!self.is_recording).then(|| self.device.ranges.enter(|| name.to_owned()));
-            self.failure = op(self).err();
+    pub(crate) fn run(&mut self, op: &Op) -> Result<(), BackendError> {
+        // Of a recorded step only the whole is launched.
+        let _range = (!self.is_recording).then(|| self.device.ranges.enter(|| op.name().to_owned()));
+        match op {
+            Op::Embed(op) => self.embed(op),
+            Op::AddPositions(op) => self.add_positions(*op),
+            Op::Norm(op) => self.norm(op),
+            Op::Linear(op) => self.linear(op),
+            Op::ActivatedLinear(op) => self.activated_linear(op),
+            Op::GatedLinear(op) => self.gated(op),
+            Op::Route(op) => self.route(op),
+            Op::ExpertGated(op) => self.expert_gated(op),
+            Op::ExpertLinear(op) => self.expert_linear(op),
+            Op::HeadLinear(op) => self.head_linear(*op),
+            Op::LatentKv(op) => self.latent_kv(op),
+            Op::Qkv(op) => self.qkv(op),
+            Op::Attention(op) => self.attention(op),
+            Op::EncoderAttention(op) => self.encoder_attention(op),
+            Op::KeepLogitRows(op) => self.keep(&op.buffers),
+            Op::Logits(op) => self.logits(op),
+            Op::Sample(op) => self.sample(op.logits),
         }
     }
 
@@ -152,7 +169,12 @@ impl Run<'_> {
     }
 
     /// The rows that a product reads: the buffer itself, or its norm in scratch.
-    fn normed(&mut self, input: BufferId, norm: Option<&Norm>, cols: usize) -> Result<Address, BackendError> {
+    pub(crate) fn normed(
+        &mut self,
+        input: BufferId,
+        norm: Option<&Norm>,
+        cols: usize,
+    ) -> Result<Address, BackendError> {
         let address = self.buffer(input, cols)?;
         let Some(norm) = norm else { return Ok(address) };
         let scratch = self.device.normed.address();
@@ -160,7 +182,7 @@ impl Run<'_> {
         Ok(scratch)
     }
 
-    fn try_embed(&mut self, op: &Embed) -> Result<(), BackendError> {
+    fn embed(&mut self, op: &Embed) -> Result<(), BackendError> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let output = self.buffer(op.output, weight.cols)?;
@@ -175,29 +197,31 @@ impl Run<'_> {
                 num_rows: part.rows as u32,
                 cols: weight.cols as u32,
                 scale: op.scale,
+                adds_positions: 0,
             };
             let function = device.kernels.embed(part.layout);
-            // SAFETY: the struct is the kernel's; the output has a row a token.
+            // SAFETY: the struct is the kernel's; the output has a row per token.
             unsafe { device.gpu.launch(function, (self.shape.tokens, 1), 128, 0, &params) }?;
         }
         Ok(())
     }
 
-    fn try_norm(&mut self, op: &NormOp) -> Result<(), BackendError> {
+    fn norm(&mut self, op: &NormOp) -> Result<(), BackendError> {
         let cols = self.device.buffers[op.input.0 as usize].cols;
         let (input, output) = (self.buffer(op.input, cols)?, self.buffer(op.output, cols)?);
         self.launch_norm(input, Some(&op.norm), output, cols, op.accumulate, false)
     }
 
-    fn try_linear(&mut self, op: &Linear) -> Result<(), BackendError> {
+    pub(crate) fn linear(&mut self, op: &Linear) -> Result<(), BackendError> {
         if self.skinny_linear(op)? {
             return Ok(());
         }
-        let (rows, cols) = self.weight_size(op.weight);
-        let input = self.normed(op.input, op.norm.as_ref(), cols)?;
+        let (rows, _) = self.weight_size(op.weight);
+        let input = self.prepared(op.input, op.norm.as_ref(), op.weight)?;
         let output = self.buffer(op.output, rows)?;
         self.product(&Product {
-            input,
+            input: input.address,
+            is_fp8: input.is_fp8,
             m: self.tokens(),
             max_m: self.device.max_tokens,
             weight: op.weight,
@@ -210,14 +234,14 @@ impl Run<'_> {
         })
     }
 
-    fn try_gated(&mut self, op: &GatedLinear) -> Result<(), BackendError> {
+    fn gated(&mut self, op: &GatedLinear) -> Result<(), BackendError> {
         let whole = self.whole_gated_kernel(op);
         if whole.is_none() && self.skinny_gated(op)? {
             return Ok(());
         }
         let (rows, cols) = self.weight_size(op.weight);
         let width = rows / 2;
-        let input = self.normed(op.input, op.norm.as_ref(), cols)?;
+        let input = self.prepared(op.input, op.norm.as_ref(), op.weight)?;
         let output = self.buffer(op.output, width)?;
         if let Some(which) = whole {
             return self.whole_gated(op, which, input, output);
@@ -232,7 +256,7 @@ impl Run<'_> {
             let params = ProductParams {
                 weight: part.memory.address(),
                 unit_bytes: part.unit_bytes as u64,
-                input,
+                input: input.address,
                 bias,
                 output,
                 num_rows: width as u32,
@@ -258,31 +282,37 @@ impl Run<'_> {
         }
     }
 
-    fn try_qkv(&mut self, op: &Qkv) -> Result<(), BackendError> {
-        for norm in [op.q_norm, op.k_norm].into_iter().flatten() {
-            if norm.kind != NormKind::Rms {
-                return Err(unsupported("a layer norm of q or k"));
-            }
-        }
+    fn qkv(&mut self, op: &Qkv) -> Result<(), BackendError> {
         if self.skinny_qkv(op)? {
             return Ok(());
         }
         let (_, cols) = self.weight_size(op.weight);
-        let input = self.normed(op.input, op.norm.as_ref(), cols)?;
-        let projected = self.project(input, op.weight)?;
+        let skinny = self.skinny_project(self.buffer(op.input, cols)?, op.norm.as_ref(), op.weight)?;
+        let projected = if let Some(projected) = skinny {
+            projected
+        } else {
+            let input = self.prepared(op.input, op.norm.as_ref(), op.weight)?;
+            self.project(input, op.weight)?
+        };
         let kv = self.device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
         let spec = kv.layer_spec(op.layer);
         let query = self.buffer(op.output, op.num_heads * spec.head_dim)?;
+        // Norms that the rotary kernels do not know are done before, with the bias.
+        let is_normed = Self::has_other_head_norms(op);
+        if is_normed {
+            self.norm_heads(op, projected, spec.num_kv_heads, spec.head_dim)?;
+        }
+        let unless_normed = |vector: Option<VectorId>| self.vector(vector.filter(|_| !is_normed));
         let rope = op.rope.map(|rope| &self.device.ropes[rope.0 as usize]);
         let params = RopeParams {
             step: self.device.step.address(),
             projected,
-            bias: self.vector(op.bias),
-            q_norm: self.vector(op.q_norm.map(|norm| norm.weight)),
-            k_norm: self.vector(op.k_norm.map(|norm| norm.weight)),
+            bias: unless_normed(op.bias),
+            q_norm: unless_normed(op.q_norm.map(|norm| norm.weight)),
+            k_norm: unless_normed(op.k_norm.map(|norm| norm.weight)),
             inv_freq: rope.map_or(0, |rope| rope.inv_freq.address()),
             query,
-            cache: kv.layers[op.layer].device.address(),
+            cache: kv.array(op.layer).device.address(),
             num_heads: op.num_heads as u32,
             num_kv_heads: spec.num_kv_heads as u32,
             head_dim: spec.head_dim as u32,
@@ -290,6 +320,7 @@ impl Run<'_> {
             interleaved: rope.map_or(0, |rope| u32::from(rope.is_interleaved)),
             block_shift: kv.block_shift,
             cache_type: kv.cache_type(),
+            lane: kv.lane_of(op.layer) as u32,
             q_eps: op.q_norm.map_or(0.0, |norm| norm.eps),
             k_eps: op.k_norm.map_or(0.0, |norm| norm.eps),
             rope_scale: rope.map_or(1.0, |rope| rope.scale),
@@ -307,12 +338,13 @@ impl Run<'_> {
         unsafe { gpu.launch(function, grid, threads, 0, &params) }
     }
 
-    fn try_attention(&mut self, op: &Attention) -> Result<(), BackendError> {
+    fn attention(&mut self, op: &Attention) -> Result<(), BackendError> {
         let plan = self.shape.plans[op.plan];
         if plan.max_queries == 0 && !plan.shares {
             return Ok(());
         }
         let tiled = self.device.tiled_attention(op.layer)?;
+        let latent = self.latent_attention(op)?;
         let device = &*self.device;
         let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
         let spec = kv.layer_spec(op.layer);
@@ -327,7 +359,7 @@ impl Run<'_> {
         let params = AttentionParams {
             step: device.step.address(),
             query: self.buffer(op.query, width)?,
-            cache: kv.layers[op.layer].device.address(),
+            cache: kv.array(op.layer).device.address(),
             slopes: self.vector(op.alibi),
             output: self.buffer(op.output, width)?,
             partials: device.partials.address(),
@@ -357,8 +389,20 @@ impl Run<'_> {
             // SAFETY: see above.
             None => unsafe {
                 let blocks = 8 * properties.num_multiprocessors;
-                gpu.launch(kernels.core().attention_any, (blocks, 1), 128, 0, &params)?;
-                gpu.launch(kernels.core().merge_partials, (blocks / 2, 1), 128, 0, &params)?;
+                let core = kernels.core();
+                let (attend, merge) = if spec.head_dim > SMALL_HEAD {
+                    (core.attention_large, core.merge_large)
+                } else {
+                    (core.attention_any, core.merge_partials)
+                };
+                match latent {
+                    Some(function) => {
+                        let grid = (2 * properties.num_multiprocessors, plan.max_queries.clamp(1, 64));
+                        gpu.launch(function, grid, 128, LATENT_SHARED_BYTES, &params)?;
+                    }
+                    None => gpu.launch(attend, (blocks, 1), 128, 0, &params)?,
+                }
+                gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {
                 let launch_many = |params: AttentionParams| {
@@ -394,7 +438,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn try_keep(&mut self, buffers: &[BufferId]) -> Result<(), BackendError> {
+    fn keep(&mut self, buffers: &[BufferId]) -> Result<(), BackendError> {
         if self.keeps_logit_rows || !self.shape.can_keep {
             return Ok(());
         }
@@ -413,7 +457,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn try_logits(&mut self, op: &Logits) -> Result<(), BackendError> {
+    fn logits(&mut self, op: &Logits) -> Result<(), BackendError> {
+        let Some(bias) = op.bias else { return self.unbiased_logits(op) };
+        if op.softcap.is_some() {
+            return Err(unsupported("logits with a bias and a softcap"));
+        }
+        self.unbiased_logits(op)?;
+        let logits = &self.device.buffers[op.output.0 as usize];
+        self.add_logit_bias(logits.memory.address(), bias, logits.cols)
+    }
+
+    fn unbiased_logits(&mut self, op: &Logits) -> Result<(), BackendError> {
         if !self.keeps_logit_rows && self.skinny_logits(op)? {
             return Ok(());
         }
@@ -426,8 +480,10 @@ impl Run<'_> {
             return Err(unsupported("logits in a buffer that is not as wide as the vocabulary"));
         }
         let output = buffer.memory.address();
+        let input = self.ordered(scratch, op.weight, self.shape.logit_rows)?;
         self.product(&Product {
-            input: scratch,
+            input: input.address,
+            is_fp8: false,
             m: self.shape.logit_rows as usize,
             max_m: self.device.max_logit_rows,
             weight: op.weight,
@@ -440,7 +496,7 @@ impl Run<'_> {
         })
     }
 
-    fn try_sample(&mut self, logits: BufferId) -> Result<(), BackendError> {
+    fn sample(&mut self, logits: BufferId) -> Result<(), BackendError> {
         if !self.device.buffers[logits.0 as usize].is_logits {
             return Err(unsupported("sampling from a buffer that is not as wide as the vocabulary"));
         }
@@ -452,9 +508,9 @@ impl Run<'_> {
         let buffer = &device.buffers[logits.0 as usize];
         let parts = device.sample_parts.address();
         let num_multiprocessors = device.gpu.properties.num_multiprocessors;
-        let bins = device.meetings.address();
-        let stretches = bins + BINS_BYTES as u64 * u64::from(num_multiprocessors);
-        let listed = stretches + (STRETCHES_BYTES * MAX_LISTED_ROWS) as u64;
+        let bins = device.row_syncs.address();
+        let spans = bins + BINS_BYTES as u64 * u64::from(num_multiprocessors);
+        let candidates = spans + (SPANS_BYTES * MAX_CANDIDATES_ROWS) as u64;
         let params = SampleParams {
             step: device.step.address(),
             logits: buffer.memory.address(),
@@ -464,13 +520,13 @@ impl Run<'_> {
             drawn: device.drawn.address(),
             results: device.results.address(),
             top: device.top.address(),
-            meetings: listed + (LIST_BYTES * MAX_LISTED_ROWS) as u64,
+            row_syncs: candidates + (LIST_BYTES * MAX_CANDIDATES_ROWS) as u64,
             bins,
-            stretches,
-            listed,
+            spans,
+            candidates,
             vocab: buffer.cols as u32,
             max_shared_rows: num_multiprocessors,
-            max_listed_rows: MAX_LISTED_ROWS as u32,
+            max_listed_rows: MAX_CANDIDATES_ROWS as u32,
         };
         // Blocks of a row wait for each other, so all of them must fit the device at once: two fit a multiprocessor.
         let blocks_of_row = (2 * num_multiprocessors / self.shape.samples).clamp(1, SAMPLE_PARTS);
@@ -482,43 +538,5 @@ impl Run<'_> {
         }
         self.scoring = Some(Scoring { kernel: sampler.score, grid, params });
         Ok(())
-    }
-}
-
-impl Ops for Run<'_> {
-    fn embed(&mut self, op: &Embed) {
-        self.guard("embed", |run| run.try_embed(op));
-    }
-
-    fn norm(&mut self, op: &NormOp) {
-        self.guard("norm", |run| run.try_norm(op));
-    }
-
-    fn linear(&mut self, op: &Linear) {
-        self.guard("linear", |run| run.try_linear(op));
-    }
-
-    fn gated_linear(&mut self, op: &GatedLinear) {
-        self.guard("gated_linear", |run| run.try_gated(op));
-    }
-
-    fn qkv(&mut self, op: &Qkv) {
-        self.guard("qkv", |run| run.try_qkv(op));
-    }
-
-    fn attention(&mut self, op: &Attention) {
-        self.guard("attention", |run| run.try_attention(op));
-    }
-
-    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
-        self.guard("keep_logit_rows", |run| run.try_keep(buffers));
-    }
-
-    fn logits(&mut self, op: &Logits) {
-        self.guard("logits", |run| run.try_logits(op));
-    }
-
-    fn sample(&mut self, logits: BufferId) {
-        self.guard("sample", |run| run.try_sample(logits));
     }
 }

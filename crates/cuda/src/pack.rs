@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use baton_backend::{AttentionMerge, AttentionPlan, BackendError, SampleRow, StepInput, StepLimits};
 
-/// Attention kinds that a step may have.
-pub(crate) const MAX_PLANS: usize = 8;
+/// Lanes that a cache may have.
+pub(crate) const MAX_PLANS: usize = 16;
 const PLAN_WORDS: usize = 8;
 const FIXED_WORDS: usize = 16;
 const HEADER_WORDS: usize = FIXED_WORDS + MAX_PLANS * PLAN_WORDS;
@@ -18,17 +18,17 @@ const SPARE_WORDS: usize = 2 << 20;
 pub(crate) const MAX_SAMPLE_ENTRIES: usize = SPARE_WORDS / 2 - (64 << 10);
 
 /// Words that any step of these limits fits in.
-pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize) -> usize {
+pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize, lanes: usize) -> usize {
     let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1);
     let items = (limits.max_tokens + max_partials) * 6;
     let merges = limits.max_tokens * 4 + 2 * max_partials;
     HEADER_WORDS
-        + 3 * limits.max_tokens
+        + (2 + lanes) * limits.max_tokens
         + limits.max_logit_rows
         + limits.max_samples * SAMPLE_WORDS
         + limits.max_seqs * limits.vocab_size.div_ceil(32)
-        + pages
-        + 2 * (items + merges)
+        + lanes * pages
+        + lanes.max(2) * (items + merges)
         + SPARE_WORDS
 }
 

@@ -9,7 +9,7 @@ use crate::gpu::Timer;
 use crate::params::ReadParams;
 use crate::weights::fill;
 
-/// Many times the second cache.
+/// Many times the L2.
 const READ_BYTES: usize = 2 << 30;
 /// Of the sides of the matrices: large enough that nothing but the tensor cores counts.
 const SIDE: usize = 8192;
@@ -63,10 +63,21 @@ impl Device {
             Ok::<_, BackendError>(memory)
         };
         let (weight, input, output) = (matrix()?, matrix()?, matrix()?);
-        let matrices =
-            Matrices { weight: weight.address(), input: input.address(), output: output.address() };
-        let shape =
-            Shape { m: SIDE, n: SIDE, k: SIDE, output_stride: SIDE, is_f32: false, output_alignment: 16 };
+        let matrices = Matrices {
+            weight: weight.address(),
+            input: input.address(),
+            output: output.address(),
+            scales: None,
+        };
+        let shape = Shape {
+            m: SIDE,
+            n: SIDE,
+            k: SIDE,
+            output_stride: SIDE,
+            is_f32: false,
+            is_fp8: false,
+            output_alignment: 16,
+        };
         // SAFETY: the addresses are matrices of the shape's sizes.
         best(|| unsafe { gemm.multiply(gpu, shape, matrices, false, Some(output.address())) }, gpu)
     }

@@ -27,6 +27,8 @@ pub(crate) struct PinnedMemory {
 
 // SAFETY: plain memory, owned by this.
 unsafe impl Send for PinnedMemory {}
+// SAFETY: shared references read it, or hand out its address to those who answer for what they do there.
+unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
     /// The context is the calling thread's.

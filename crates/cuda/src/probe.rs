@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_backend::{BackendError, DeviceInfo, Sharing};
+use baton_backend::{AttentionTuning, BackendError, DeviceInfo, Sharing};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use thiserror::Error;
@@ -154,19 +154,22 @@ impl Properties {
             activation_bytes: 2,
             kv_cap_bytes: None,
             max_steps_in_flight: 2,
-            // Two blocks of the decode kernel a multiprocessor; a block of the other one has 128 rows.
-            attention_units: 2 * self.num_multiprocessors as usize,
-            attention_rows: 128,
-            sharing: Sharing {
-                // A tile of keys.
-                border: 64,
-                head_dims: &HEAD_DIMS,
-                min_seqs: 2,
-                // A block of the kernel for many rows has a multiprocessor of its own.
-                units: self.num_multiprocessors as usize,
-                ..SHARING_COSTS
+            wants_large_steps: true,
+            attention: AttentionTuning {
+                // Two blocks of the decode kernel a multiprocessor; a block of the other one has 128 rows.
+                units: 2 * self.num_multiprocessors as usize,
+                rows: 128,
+                sharing: Sharing {
+                    // A tile of keys.
+                    border: 64,
+                    head_dims: &HEAD_DIMS,
+                    min_seqs: 2,
+                    // A block of the kernel for many rows has a multiprocessor of its own.
+                    units: self.num_multiprocessors as usize,
+                    ..SHARING_COSTS
+                },
+                partial_bytes: 0,
             },
-            partial_bytes: 0,
             max_sample_entries: crate::pack::MAX_SAMPLE_ENTRIES,
             // About half of what cuBLASLt reaches on large products: prompts are not all large.
             macs_per_second: f64::from(self.num_multiprocessors) * 1.5e12,

@@ -5,6 +5,7 @@
 use baton_backend::{BackendError, Precision, VectorId, WeightFormat, WeightId};
 
 use crate::device::Device;
+use crate::fp8::Input;
 use crate::gemm;
 use crate::kernels::ProductKernel;
 use crate::layout::{Layout, activation_format};
@@ -25,6 +26,8 @@ const BF16: Layout = Layout::Plain(WeightFormat::BF16);
 /// A product and where its result goes.
 pub(crate) struct Product {
     pub(crate) input: Address,
+    /// The input is e4m3 with the device's scales, as [`Run::prepared`] makes it.
+    pub(crate) is_fp8: bool,
     pub(crate) m: usize,
     /// Rows that input and output have room for.
     pub(crate) max_m: usize,
@@ -46,6 +49,8 @@ impl Device {
     pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
         m <= match part.layout {
             BF16 if self.kernels.precision() == Precision::Fast => self.small_bf16_rows,
+            // Few tokens go to `skinny`.
+            Layout::Plain(WeightFormat::F8_E4M3) => 0,
             Layout::Plain(_) => MAX_PLAIN_ROWS,
             Layout::Packed { .. } => MAX_PACKED_ROWS,
         }
@@ -106,7 +111,7 @@ impl Run<'_> {
             output_stride: product.output_stride as u32,
             accumulate: u32::from(product.accumulate),
             is_f32: u32::from(product.is_f32),
-            // Where a large part follows, the whole row is bent afterwards.
+            // Where a large part follows, the softcap of the whole row comes afterwards.
             softcap: if all_small { product.softcap.unwrap_or(0.0) } else { 0.0 },
             activation: 0,
         };
@@ -141,11 +146,13 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         let activation_bytes = self.device.activation_bytes();
         let element = self.device.element_bytes(product.is_f32);
-        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, .. } = &mut *self.device;
+        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, code_scales, .. } =
+            &mut *self.device;
         let gemm = gemm.as_mut().expect("opened with the first weight");
         let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
-        let is_ready = part.layout == Layout::Plain(activation_format(kernels.precision()));
+        let is_ready = product.is_fp8 || part.layout == Layout::Plain(activation_format(kernels.precision()));
+        let part_scales = part.scales_address();
         let units_at_once = if is_ready {
             part.rows
         } else {
@@ -162,6 +169,9 @@ impl Run<'_> {
                     output: converted.address(),
                     num_rows: rows as u32,
                     cols: weight.cols as u32,
+                    first_row: first as u32,
+                    across: part.across.unwrap_or(0) as u32,
+                    scales: part_scales,
                 };
                 let blocks = rows.div_ceil(part.unit_rows) as u32;
                 let (grid, threads) = match part.layout {
@@ -183,9 +193,11 @@ impl Run<'_> {
                 k: weight.cols,
                 output_stride: product.output_stride,
                 is_f32: product.is_f32,
+                is_fp8: product.is_fp8,
                 output_alignment: if is_aligned(16) { 16 } else { element as u32 },
             };
-            let matrices = gemm::Matrices { weight: source, input: product.input, output: target };
+            let scales = product.is_fp8.then(|| (part_scales, code_scales.address()));
+            let matrices = gemm::Matrices { weight: source, input: product.input, output: target, scales };
             // A product that adds to its output must not be timed there.
             let scratch = if product.accumulate { projected.address() } else { target };
             let fits = !product.accumulate || shape.m * shape.output_stride * element <= projected.bytes();
@@ -213,14 +225,15 @@ impl Run<'_> {
     }
 
     /// Projects all rows into scratch, without bias.
-    pub(crate) fn project(&mut self, input: Address, weight: WeightId) -> Result<Address, BackendError> {
+    pub(crate) fn project(&mut self, input: Input, weight: WeightId) -> Result<Address, BackendError> {
         let output = self.device.projected.address();
         let (rows, _) = self.weight_size(weight);
         if self.tokens() * rows * self.device.activation_bytes() > self.device.projected.bytes() {
             return Err(unsupported("a projection wider than the weights that were loaded for one"));
         }
         self.product(&Product {
-            input,
+            input: input.address,
+            is_fp8: input.is_fp8,
             m: self.tokens(),
             max_m: self.device.max_tokens,
             weight,

@@ -1,4 +1,4 @@
-//! Named ranges for NVIDIA's profilers (NVTX): one a step, and one an op where steps are not recorded.
+//! Named ranges for NVIDIA's profilers (NVTX): one per step, and one per op where steps are not recorded.
 //!
 //! The library is looked for when the backend starts, and where it is not found nothing is done, not even a name written.
 //! Without a profiler its own calls do nothing either.

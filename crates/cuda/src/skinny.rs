@@ -1,28 +1,30 @@
-//! Ops of a few tokens with a bf16 weight as one launch each: norm, product and what follows it. Each function says whether
+//! Ops of a few tokens with a bf16 or e4m3 weight as one launch each: norm, product and what follows it. Each function says whether
 //! it could; the others go by `products` and their own kernels.
 
-use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightFormat, WeightId};
+use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightId};
 
+use crate::compile::SkinnyWeights;
 use crate::kernels::{SKINNY_TILES, SkinnyKernels};
-use crate::layout::Layout;
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, SkinnyParams};
 
-/// Columns that a warp takes at a time.
-const UNIT: usize = 64;
-
 impl Run<'_> {
     /// What all skinny launches begin with, or `None` if this product is not one.
-    fn skinny(&self, weight: WeightId, norm: Option<&Norm>, num_tokens: u32) -> Option<SkinnyParams> {
+    fn skinny(
+        &self,
+        weight: WeightId,
+        norm: Option<&Norm>,
+        num_tokens: u32,
+    ) -> Option<(SkinnyWeights, SkinnyParams)> {
         let device = &*self.device;
         let weight = &device.weights[weight.0 as usize];
         let [part] = weight.parts.as_slice() else { return None };
         let is_layer_norm = norm.is_some_and(|norm| norm.kind != NormKind::Rms);
-        let is_skinny = part.layout == Layout::Plain(WeightFormat::BF16)
-            && weight.cols.is_multiple_of(UNIT)
+        let kind = part.skinny_weights()?;
+        let is_skinny = weight.cols.is_multiple_of(kind.unit())
             && !is_layer_norm
-            && num_tokens as usize <= device.skinny_rows.min(8 * SKINNY_TILES[1] as usize);
-        is_skinny.then(|| SkinnyParams {
+            && num_tokens as usize <= device.skinny_rows(kind).min(8 * SKINNY_TILES[1] as usize);
+        let params = || SkinnyParams {
             step: device.step.address(),
             weight: part.memory.address(),
             norm: self.vector(norm.map(|norm| norm.weight)),
@@ -30,8 +32,10 @@ impl Run<'_> {
             num_rows: weight.rows as u32,
             cols: weight.cols as u32,
             num_tokens,
+            across: part.across.unwrap_or(0) as u32,
             ..SkinnyParams::default()
-        })
+        };
+        is_skinny.then(|| (kind, params()))
     }
 
     fn launch_skinny(
@@ -54,7 +58,7 @@ impl Run<'_> {
     }
 
     pub(crate) fn skinny_linear(&self, op: &Linear) -> Result<bool, BackendError> {
-        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
         let params = SkinnyParams {
@@ -65,11 +69,29 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny().linear, params.num_rows.div_ceil(16), &params)
+        self.launch_skinny(&self.device.kernels.skinny(kind).linear, params.num_rows.div_ceil(16), &params)
+    }
+
+    /// Projects e4m3 weights, where the op cannot be one launch. For bf16 `products` has its own kernels.
+    pub(crate) fn skinny_project(
+        &self,
+        input: Address,
+        norm: Option<&Norm>,
+        weight: WeightId,
+    ) -> Result<Option<Address>, BackendError> {
+        let found = self.skinny(weight, norm, self.shape.tokens);
+        let Some((kind, params)) = found.filter(|(kind, _)| *kind != SkinnyWeights::Bf16) else {
+            return Ok(None);
+        };
+        let output = self.device.projected.address();
+        let params = SkinnyParams { input, output, output_stride: params.num_rows, ..params };
+        let kernels = &self.device.kernels.skinny(kind).linear;
+        self.launch_skinny(kernels, params.num_rows.div_ceil(16), &params)?;
+        Ok(Some(output))
     }
 
     pub(crate) fn skinny_gated(&self, op: &GatedLinear) -> Result<bool, BackendError> {
-        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
         let width = params.num_rows / 2;
@@ -85,12 +107,12 @@ impl Run<'_> {
             activation: activation_number(op.activation),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny().gated, width / 8, &params)
+        self.launch_skinny(&self.device.kernels.skinny(kind).gated, width / 8, &params)
     }
 
     /// Rotates whole heads of the half style only, and norms no heads.
     pub(crate) fn skinny_qkv(&self, op: &Qkv) -> Result<bool, BackendError> {
-        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
         let device = &*self.device;
@@ -111,25 +133,26 @@ impl Run<'_> {
             bias: self.vector(op.bias),
             output: self.buffer(op.output, op.num_heads * spec.head_dim)?,
             inv_freq,
-            cache: kv.layers[op.layer].device.address(),
+            cache: kv.array(op.layer).device.address(),
             num_heads: op.num_heads as u32,
             num_kv_heads: spec.num_kv_heads as u32,
             head_dim: spec.head_dim as u32,
             block_shift: kv.block_shift,
             cache_type: kv.cache_type(),
+            lane: kv.lane_of(op.layer) as u32,
             rope_scale: rope.map_or(1.0, |rope| rope.scale),
             ..params
         };
         let blocks = params.num_rows / 16;
         // Two large blocks fit a multiprocessor. Three halves of a round would take two.
         let round = 2 * device.gpu.properties.num_multiprocessors;
-        let skinny = device.kernels.skinny();
+        let skinny = device.kernels.skinny(kind);
         let kernels = if (round + 1..2 * round).contains(&blocks) { &skinny.small_qkv } else { &skinny.qkv };
         self.launch_skinny(kernels, blocks, &params)
     }
 
     pub(crate) fn skinny_logits(&self, op: &Logits) -> Result<bool, BackendError> {
-        let Some(params) = self.skinny(op.weight, op.norm.as_ref(), self.shape.logit_rows) else {
+        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.logit_rows) else {
             return Ok(false);
         };
         let buffer = &self.device.buffers[op.output.0 as usize];
@@ -143,6 +166,6 @@ impl Run<'_> {
             softcap: op.softcap.unwrap_or(0.0),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny().logits, params.num_rows.div_ceil(16), &params)
+        self.launch_skinny(&self.device.kernels.skinny(kind).logits, params.num_rows.div_ceil(16), &params)
     }
 }

@@ -5,11 +5,13 @@
 //! - a swap-out reads what the step before may still be writing: it begins when that step is done, while its own step runs;
 //! - a step that writes to a block begins when swap-outs have read it; those of the step itself that this concerns go first;
 //! - a swap-in writes to blocks that the step before may still be reading: if it does, it is waited for;
-//! - a step begins when its swap-ins are there.
+//! - a step begins when its swap-ins are there;
+//! - a fetch writes to blocks that no step uses before it was told that the fetch is done. Only copies of the step before may
+//!   still be reading them: then it is waited for.
 //!
 //! Of the step before that nothing else is asked: older ones were collected, so they are done.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use baton_backend::{BackendError, BlockCopy, StepInput};
 
@@ -54,12 +56,15 @@ pub(crate) struct Swapper {
     read: Event,
     /// Device blocks that swap-outs may be reading until then.
     reading: HashSet<u32>,
+    /// Fetches that were begun and not yet told to be done, oldest first.
+    fetches: VecDeque<(u64, Event)>,
+    shows_host_blocks: bool,
     stream: Stream,
 }
 
 impl Swapper {
-    pub(crate) fn new(gpu: &Gpu, num_host_blocks: usize) -> Result<Self, BackendError> {
-        let bytes = 8 * max_swaps(num_host_blocks);
+    pub(crate) fn new(gpu: &Gpu, kv: &KvCache) -> Result<Self, BackendError> {
+        let bytes = 8 * max_swaps(kv.num_device_blocks(), kv.num_host_blocks());
         let staging = || Ok::<_, BackendError>((gpu.allocate_pinned(bytes, "swap lists")?, Event::new()?));
         Ok(Self {
             pairs: gpu.allocate(bytes, "swap lists")?,
@@ -68,6 +73,8 @@ impl Swapper {
             ready: Event::new()?,
             read: Event::new()?,
             reading: HashSet::new(),
+            fetches: VecDeque::new(),
+            shows_host_blocks: false,
             stream: gpu.new_stream()?,
         })
     }
@@ -84,7 +91,7 @@ impl Swapper {
         if !self.reading.is_empty() && self.read.is_done()? {
             self.reading.clear();
         }
-        let swaps = !input.swap_out.is_empty() || !input.swap_in.is_empty();
+        let swaps = !input.swap_out.is_empty() || !input.swap_in.is_empty() || !input.fetches.is_empty();
         if !swaps && self.reading.is_empty() {
             return Ok(());
         }
@@ -97,15 +104,16 @@ impl Swapper {
             return Ok(());
         }
         if let Some(previous) = previous
-            && (!input.swap_out.is_empty() || touches(previous, &input.swap_in, kv.block_shift))
+            && (!input.swap_out.is_empty() || touches(previous, input, kv.block_shift))
         {
             self.stream.wait_for(previous.done)?;
         }
         let order = order(input, &written);
-        let lists = [&order.first, &input.swap_in, &order.beside];
-        self.upload(&lists)?;
-        let host = |layer: usize| kv.host_address(layer);
-        let device = |layer: usize| kv.layers[layer].device.address();
+        let fetches = input.fetches.iter().map(|fetch| &fetch.copies);
+        let lists = [&order.first, &input.swap_in, &order.beside].into_iter().chain(fetches);
+        self.upload(lists.flatten())?;
+        let host = |array: usize| kv.host_address(array);
+        let device = |array: usize| kv.arrays[array].device.address();
         let mut pairs = self.pairs.address();
         let mover = |list: &[BlockCopy], pairs| Mover {
             stream: self.stream,
@@ -122,18 +130,47 @@ impl Swapper {
             gpu.stream.wait_for(&self.ready)?;
         }
         mover(&order.beside, pairs).run(gpu, kernels, kv, device, host)?;
+        pairs += 8 * order.beside.len() as u64;
         self.read.record_on(self.stream)?;
         self.reading.extend(order.beside.iter().map(|copy| copy.from));
+        for fetch in &input.fetches {
+            mover(&fetch.copies, pairs).run(gpu, kernels, kv, host, device)?;
+            pairs += 8 * fetch.copies.len() as u64;
+            let done = Event::new()?;
+            done.record_on(self.stream)?;
+            self.fetches.push_back((fetch.id, done));
+        }
         Ok(())
     }
 
-    /// Brings the lists to the device, one after another.
-    fn upload(&mut self, lists: &[&Vec<BlockCopy>; 3]) -> Result<(), BackendError> {
+    /// Appends the fetches that are done, of all that were begun; with `waits` those are all of them.
+    pub(crate) fn take_fetched(&mut self, waits: bool, fetched: &mut Vec<u64>) -> Result<(), BackendError> {
+        if self.shows_host_blocks {
+            self.read.wait()?;
+        }
+        while let Some((id, done)) = self.fetches.front() {
+            if waits {
+                done.wait()?;
+            } else if !done.is_done()? {
+                break;
+            }
+            fetched.push(*id);
+            self.fetches.pop_front();
+        }
+        Ok(())
+    }
+
+    /// From now on, what a collected step has swapped out is in the host's memory: others than the device read it there.
+    pub(crate) fn show_host_blocks(&mut self) {
+        self.shows_host_blocks = true;
+    }
+
+    /// Brings the copies of all lists to the device, one after another.
+    fn upload<'a>(&mut self, copies: impl Iterator<Item = &'a BlockCopy>) -> Result<(), BackendError> {
         let (pinned, free) = &mut self.staging[self.next_staging];
         self.next_staging ^= 1;
         // Only if swaps are two steps behind.
         free.wait()?;
-        let copies = lists.iter().flat_map(|list| list.iter());
         let mut num_words = 0;
         for (pair, copy) in pinned.words_mut().as_chunks_mut::<2>().0.iter_mut().zip(copies) {
             *pair = [copy.from, copy.to];
@@ -154,9 +191,9 @@ impl Drop for Swapper {
     }
 }
 
-/// Swaps that a step may have, in and out together.
-pub(crate) fn max_swaps(num_host_blocks: usize) -> usize {
-    2 * num_host_blocks
+/// Copies between the tiers that a step may have: each block of either is written once.
+pub(crate) fn max_swaps(num_device_blocks: usize, num_host_blocks: usize) -> usize {
+    num_device_blocks + num_host_blocks
 }
 
 /// The copies within the device, on the stream of the step, whose upload has brought their list.
@@ -167,12 +204,12 @@ pub(crate) fn copy_blocks(
     copies: &[BlockCopy],
     pairs: Address,
 ) -> Result<(), BackendError> {
-    let device = |layer: usize| kv.layers[layer].device.address();
+    let device = |array: usize| kv.arrays[array].device.address();
     let runs = independent_runs(copies);
     Mover { stream: gpu.stream, grid: COPY_GRID, pairs, runs }.run(gpu, kernels, kv, device, device)
 }
 
-/// Moves a list of blocks, one launch for each layer and run of copies that may be done at once.
+/// Moves a list of blocks, one launch for each array and run of copies that may be done at once.
 struct Mover {
     stream: Stream,
     grid: u32,
@@ -190,13 +227,13 @@ impl Mover {
         to: impl Fn(usize) -> Address,
     ) -> Result<(), BackendError> {
         for run in &self.runs {
-            for layer in 0..kv.num_layers() {
+            for array in 0..kv.arrays.len() {
                 let params = MoveParams {
-                    from: from(layer),
-                    to: to(layer),
+                    from: from(array),
+                    to: to(array),
                     pairs: self.pairs + 8 * run.start as u64,
                     count: run.len() as u32,
-                    block_units: (kv.layers[layer].block_bytes / 16) as u32,
+                    block_units: (kv.arrays[array].block_bytes / 16) as u32,
                 };
                 // SAFETY: the struct is the kernel's; the blocks were checked against both tiers.
                 unsafe {
@@ -214,9 +251,10 @@ fn written_blocks(input: &StepInput, block_shift: u32) -> HashSet<u32> {
     slots.chain(input.copies.iter().map(|copy| copy.to)).collect()
 }
 
-/// Whether a step reads or writes what is swapped in.
-fn touches(step: Previous<'_>, swap_in: &[BlockCopy], block_shift: u32) -> bool {
-    let targets: HashSet<u32> = swap_in.iter().map(|copy| copy.to).collect();
+/// Whether a step reads or writes what the next one swaps in or fetches.
+fn touches(step: Previous<'_>, next: &StepInput, block_shift: u32) -> bool {
+    let fetched = next.fetches.iter().flat_map(|fetch| &fetch.copies);
+    let targets: HashSet<u32> = next.swap_in.iter().chain(fetched).map(|copy| copy.to).collect();
     let mut pages = step.words[step.packed.pages.clone()].iter();
     let mut slots = step.words[step.packed.slots.clone()].iter();
     let mut copies = step.words[step.packed.copies.clone()].iter();

@@ -1,12 +1,13 @@
 //! Weights on the device, in the format of their file or packed, and how they get there: through two pinned buffers, so that
 //! reading the file and copying overlap. What is packed goes through a buffer of the device.
 
-use baton_backend::{BackendError, Precision, RandomFill, Tensor, WeightFormat, WeightUse};
+use baton_backend::{BackendError, Precision, RandomFill, RawFill, Tensor, WeightFormat, WeightUse};
 
+use crate::fp8::PartScales;
 use crate::gpu::{DeviceMemory, Event, Gpu};
 use crate::kernels::Kernels;
 use crate::layout::{Layout, activation_format};
-use crate::params::{Address, ConvertParams, FillParams, PackParams};
+use crate::params::{Address, ConvertParams, FillBytesParams, FillParams, PackParams};
 use crate::pinned::PinnedMemory;
 
 const STAGING_BYTES: usize = 16 << 20;
@@ -17,6 +18,10 @@ pub(crate) struct Weight {
     pub(crate) parts: Vec<Part>,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// Which column of the input each column is multiplied with; `None`: they are in order.
+    pub(crate) columns: Option<DeviceMemory>, // [cols] u32
+    /// Of a weight that is no experts 1.
+    pub(crate) num_experts: usize,
 }
 
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(crate) struct Part {
     pub(crate) unit_rows: usize,
     pub(crate) unit_bytes: usize,
     pub(crate) memory: DeviceMemory,
+    /// Of e4m3, whose scales lie behind its values: blocks of them side by side, 0 where each row has one.
+    pub(crate) across: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -85,6 +92,9 @@ impl Staging {
                         output: part.memory.address() + (first_row * part.unit_bytes) as u64,
                         num_rows,
                         cols: cols as u32,
+                        first_row: 0,
+                        across: 0,
+                        scales: 0,
                     };
                     let convert = kernels.convert(Layout::Plain(format));
                     // SAFETY: see above.
@@ -93,10 +103,17 @@ impl Staging {
             }
         };
         let mut result = Ok(());
-        for (number, rows) in tensor.bytes().chunks(at_once * row_bytes).enumerate() {
-            result = self
-                .copy(gpu, rows, &unpacked, 0)
-                .and_then(|()| launch(first_row + number * at_once, (rows.len() / row_bytes) as u32));
+        // Eight bytes of a random tensor are made at a time.
+        let random = tensor.random_fill().filter(|_| (at_once * row_bytes).is_multiple_of(8));
+        let random = random.and_then(|fill| Some((fill, fill.raw(format)?)));
+        for start in (0..tensor.rows()).step_by(at_once) {
+            let rows = at_once.min(tensor.rows() - start);
+            let bytes = start * row_bytes..(start + rows) * row_bytes;
+            let ready = match &random {
+                Some((fill, raw)) => fill_bytes(gpu, kernels, unpacked.address(), bytes, fill.seed, raw),
+                None => self.copy(gpu, &tensor.bytes()[bytes], &unpacked, 0),
+            };
+            result = ready.and_then(|()| launch(first_row + start, rows as u32));
             if result.is_err() {
                 break;
             }
@@ -152,14 +169,24 @@ impl Weight {
             let format = run[0].format();
             let layout = match usage {
                 WeightUse::Embedding => Layout::Plain(format),
+                // Nothing is packed: an expert begins where its rows do.
+                WeightUse::Experts(_) => match Layout::of_product(format, kernels.precision()) {
+                    Layout::Packed { .. } => Layout::Plain(format),
+                    plain @ Layout::Plain(_) => plain,
+                },
                 WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
                     Layout::of_product(format, kernels.precision())
                 }
             };
             let rows: usize = run.iter().map(Tensor::rows).sum();
             let (unit_rows, unit_bytes) = layout.unit(cols).expect("a tensor's rows are whole blocks");
-            let memory = gpu.allocate(rows.div_ceil(unit_rows) * unit_bytes, "a weight")?;
-            let part = Part { layout, first_row, rows, unit_rows, unit_bytes, memory };
+            let scales = PartScales::new(run);
+            let scale_bytes = scales.as_ref().map_or(Vec::new(), PartScales::bytes);
+            let value_bytes = rows.div_ceil(unit_rows) * unit_bytes;
+            let memory = gpu.allocate(value_bytes + scale_bytes.len(), "a weight")?;
+            staging.copy(gpu, &scale_bytes, &memory, value_bytes)?;
+            let across = scales.map(|scales| scales.across);
+            let part = Part { layout, first_row, rows, unit_rows, unit_bytes, memory, across };
             let mut row = 0;
             for tensor in run {
                 let offset = row * unit_bytes;
@@ -173,11 +200,27 @@ impl Weight {
             parts.push(part);
             first_row += rows;
         }
-        Ok(Self { parts, rows: first_row, cols })
+        let columns = match tensors.first().and_then(Tensor::columns) {
+            Some(columns) => {
+                let bytes: Vec<u8> = columns.iter().flat_map(|column| column.to_le_bytes()).collect();
+                let memory = gpu.allocate(bytes.len(), "the order of columns")?;
+                staging.copy(gpu, &bytes, &memory, 0)?;
+                Some(memory)
+            }
+            None => None,
+        };
+        let num_experts = if let WeightUse::Experts(count) = usage { count.max(1) } else { 1 };
+        Ok(Self { parts, rows: first_row, cols, columns, num_experts })
+    }
+
+    /// Rows of one expert.
+    pub(crate) fn expert_rows(&self) -> usize {
+        self.rows / self.num_experts
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.memory.bytes()).sum()
+        let columns = self.columns.as_ref().map_or(0, DeviceMemory::bytes);
+        self.parts.iter().map(|part| part.memory.bytes()).sum::<usize>() + columns
     }
 
     /// Values to convert at once for large products, `None` where all are as activations are.
@@ -197,6 +240,12 @@ fn fill_random(
     offset: usize,
 ) -> Result<bool, BackendError> {
     let Some(fill) = tensor.random_fill() else { return Ok(false) };
+    if let Some(raw) = fill.raw(tensor.format()) {
+        let bytes = tensor.num_bytes();
+        assert!(offset + bytes <= to.bytes(), "a tensor fits the memory of its weight");
+        fill_bytes(gpu, kernels, to.address() + offset as u64, 0..bytes, fill.seed, &raw)?;
+        return Ok(true);
+    }
     let (format, element) = match tensor.format() {
         WeightFormat::F32 => (0, 4),
         WeightFormat::F16 => (1, 2),
@@ -207,6 +256,33 @@ fn fill_random(
     assert!(offset + count * element <= to.bytes(), "a tensor fits the memory of its weight");
     launch_fill(gpu, kernels, to.address() + offset as u64, count, format, fill)?;
     Ok(true)
+}
+
+/// Makes bytes of a random tensor of a block format, or of e4m3.
+fn fill_bytes(
+    gpu: &Gpu,
+    kernels: &Kernels,
+    output: Address,
+    bytes: std::ops::Range<usize>,
+    seed: u64,
+    raw: &RawFill,
+) -> Result<(), BackendError> {
+    let mut header = [0; 16];
+    header[..raw.header.len()].copy_from_slice(&raw.header);
+    let params = FillBytesParams {
+        output,
+        first: bytes.start as u64,
+        count: bytes.len() as u64,
+        seed,
+        block_bytes: raw.block_bytes as u32,
+        header_bytes: raw.header.len() as u32,
+        mask: u32::from(raw.mask),
+        reserved: 0,
+        header,
+    };
+    let blocks = (bytes.len().div_ceil(8 * 256) as u32).clamp(1, 32 * gpu.properties.num_multiprocessors);
+    // SAFETY: the struct is the kernel's; the callers give a range that has these bytes.
+    unsafe { gpu.launch(kernels.core().fill_bytes, (blocks, 1), 256, 0, &params) }
 }
 
 /// Fills a whole range of memory with random bf16 values.

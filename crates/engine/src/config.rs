@@ -1,13 +1,15 @@
 //! The engine's settings. Each field is a flag of the same name; defaults are those of the command line.
 
 use baton_backend::{KvDtype, StepLimits};
-use baton_kv::EvictionPolicy;
+use baton_kv::{EvictionPolicy, StorePolicy};
 use baton_sched::{Policy, PreemptionMode};
 
-use crate::EngineError;
+use crate::{EngineError, SpeculativeConfig};
 
 /// Rows of logits beyond one a sequence, for `prompt_logprobs`.
 const MIN_LOGIT_ROWS: usize = 64;
+/// Sequences that can have all their guesses checked in one step. Larger batches gain little from guesses.
+const MAX_SPECULATING: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -28,6 +30,10 @@ pub struct EngineConfig {
     /// What sequences have in common is read once for all of them.
     pub enable_relay_attention: bool,
     pub eviction: EvictionPolicy,
+    /// When KV goes to the stores that are attached later; `Off` where there are none.
+    pub store: StorePolicy,
+    /// News of the prefix cache that may wait for the end of a step; 0 switches them off.
+    pub kv_event_capacity: usize,
     pub policy: Policy,
     pub preemption_mode: PreemptionMode,
     /// The tokens of a request do not depend on what else is in the batch.
@@ -37,6 +43,10 @@ pub struct EngineConfig {
     pub max_num_queued_reqs: usize,
     /// Of one key; `None` is no limit but that of all.
     pub max_num_queued_reqs_per_key: Option<usize>,
+    /// How many times longer than for itself alone a step may be for a key because of other keys; 0 is no limit.
+    pub max_step_slowdown: f64,
+    /// Guesses of next tokens that steps check; `None`: there are none.
+    pub speculative: Option<SpeculativeConfig>,
 }
 
 impl Default for EngineConfig {
@@ -53,12 +63,16 @@ impl Default for EngineConfig {
             enable_prefix_caching: true,
             enable_relay_attention: true,
             eviction: EvictionPolicy::Lru,
+            store: StorePolicy::Off,
+            kv_event_capacity: 0,
             policy: Policy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
             deterministic: false,
             seed: 0,
             max_num_queued_reqs: 4096,
             max_num_queued_reqs_per_key: None,
+            max_step_slowdown: 2.0,
+            speculative: None,
         }
     }
 }
@@ -71,7 +85,12 @@ impl EngineConfig {
 
     /// The largest step there will be.
     pub fn step_limits(&self, max_model_len: usize, vocab_size: usize) -> StepLimits {
-        let max_logit_rows = self.max_num_seqs.max(MIN_LOGIT_ROWS);
+        let num_drafts = self.speculative.as_ref().map_or(0, |config| config.num_tokens().unwrap_or(0));
+        let max_speculating = self.max_num_seqs.min(MAX_SPECULATING);
+        let max_logit_rows = (max_speculating * (1 + num_drafts))
+            .min(self.max_num_batched_tokens)
+            .max(self.max_num_seqs)
+            .max(MIN_LOGIT_ROWS);
         StepLimits {
             max_tokens: self.max_num_batched_tokens,
             max_seqs: self.max_num_seqs,
@@ -117,6 +136,17 @@ impl EngineConfig {
                 flag: "--gpu-memory-utilization",
                 allowed: "in (0, 1]".to_owned(),
                 got: self.gpu_memory_utilization.to_string(),
+            });
+        }
+        if let Some(speculative) = &self.speculative {
+            speculative.settings()?;
+        }
+        let slowdown = self.max_step_slowdown;
+        if slowdown != 0.0 && !(slowdown.is_finite() && slowdown >= 1.0) {
+            return Err(EngineError::Flag {
+                flag: "--max-step-slowdown",
+                allowed: "0 or at least 1".to_owned(),
+                got: slowdown.to_string(),
             });
         }
         Ok(())

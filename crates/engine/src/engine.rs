@@ -1,48 +1,64 @@
 //! The engine itself, driven by hand: `add_request`, `step`, `abort`, and the offline `generate`.
 
+mod advance;
+mod draft;
+mod experts;
+mod start;
+
+pub use experts::ExpertsTouched;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_backend::{
-    AttentionCut, AttentionHeads, Backend, BackendError, CutOptions, DeviceInfo, KvSpec, MAX_SPLIT_QUERIES,
-    StepOutput,
-};
+use baton_backend::{BackendError, KvSpec, MAX_SPLIT_QUERIES, ProgramId, StepExecutor, StepOutput};
 use baton_core::{
-    FinishReason, Request, RequestId, RequestOutput, SamplingParams, SequenceOutput, TokenId, mask_words,
+    DraftCounts, FinishReason, Request, RequestId, RequestOutput, SamplingParams, SeqId, SequenceOutput,
+    TokenId, mask_words,
 };
-use baton_kv::{KvConfig, KvEvent};
-use baton_model::{Decoder, LoadProgress, ModelConfig, ModelFiles, num_parameters};
-use baton_sched::{Plan, PlannedSeq, SchedConfig, SchedStats, Scheduler, StepResult};
+use baton_kv::{KvEvent, KvGroup};
+use baton_model::{Decoder, ModelConfig, num_parameters};
+use baton_sched::{Plan, PlannedSeq, SchedStats, Scheduler, StepCost};
 use serde::Serialize;
 
 use crate::handle::EngineHandle;
 use crate::masks::Masks;
 use crate::observe::{Observer, Phase, StepNotes};
-use crate::relay::{Relay, RelayStats};
-use crate::runner::{AttentionKind, Runner, step_result};
-use crate::{EngineConfig, EngineError, MemoryPlan, MemoryRequest};
+use crate::pace::Pace;
+use crate::relay::RelayStats;
+use crate::runner::Runner;
+use crate::speculate::{Drafter, Speculation, SpeculationStats};
+use crate::stores::TIER_WAIT;
+use crate::tiers::{TierStats, Tiers};
+use crate::{EngineError, MemoryPlan};
 
 /// How long a step waits for masks of structured outputs, so that their sequences need not sit it out. Nearly all masks
-/// take far less; a sequence whose mask takes longer is left out of the step, and others wait no longer than this.
+/// take far less; a sequence whose mask takes longer is left out of the step, and others wait no longer than this. Other tenants wait
+/// no longer than a quarter of a step that they would have alone.
 const MASK_GRACE: Duration = Duration::from_millis(4);
 /// The same where there is nothing else to do, after which commands are looked at again.
 const MASK_WAIT: Duration = Duration::from_millis(20);
 
 /// A model on a device with its scheduler and KV cache.
 pub struct Engine {
-    backend: Box<dyn Backend>,
+    pub(crate) backend: Box<dyn StepExecutor>,
     decoder: Decoder,
+    program: ProgramId,
     model: ModelConfig,
-    scheduler: Scheduler,
-    /// Where sequences share what they have in common.
-    relay: Option<Relay>,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) tiers: Option<Tiers>,
+    /// What stored KV must be of; `None` where nothing is stored.
+    pub(crate) model_fingerprint: Option<String>,
     runner: Runner,
     masks: Masks,
+    speculation: Option<Speculation>,
+    drafter: Option<Drafter>,
+    /// Guesses that a draft model is to make for sequences that wait for a mask.
+    reserved: HashMap<SeqId, usize>,
     memory: MemoryPlan,
     eos_token_ids: Arc<[TokenId]>,
     /// Submitted and not yet collected, oldest first.
-    in_flight: VecDeque<Plan>,
+    in_flight: VecDeque<InFlight>,
     max_steps_in_flight: usize,
     output: StepOutput,
     next_request_id: u64,
@@ -50,7 +66,18 @@ pub struct Engine {
     last_failure: Option<String>,
     /// How long the device worked, where it tells.
     device_busy: Option<Duration>,
+    pace: Pace,
+    max_step_slowdown: f64,
+    mask_grace: Duration,
+    full_kv_group: usize,
     pub(crate) notes: StepNotes,
+}
+
+struct InFlight {
+    plan: Plan,
+    cost: StepCost,
+    /// See [`Scheduler::last_least_cost`].
+    least_cost: Option<f64>,
 }
 
 /// What the engine is doing, for metrics and `/stats`.
@@ -63,6 +90,9 @@ pub struct EngineStats {
     /// How long the device has worked on steps so far; none where it does not tell.
     pub device_busy_s: Option<f64>,
     pub relay: RelayStats,
+    /// Disks, stores and other machines that keep KV.
+    pub tiers: TierStats,
+    pub speculation: SpeculationStats,
 }
 
 impl std::fmt::Debug for Engine {
@@ -75,113 +105,16 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads the model onto the device and plans its memory. After this nothing is allocated for a step.
-    pub fn new(
-        files: &ModelFiles,
-        mut backend: Box<dyn Backend>,
-        config: &EngineConfig,
-        progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Self, EngineError> {
-        config.validate()?;
-        let model = files.config().clone();
-        let max_model_len = model.resolve_max_model_len(config.max_model_len)?;
-        let limits = config.step_limits(max_model_len, model.vocab_size);
-        let block_size = config.block_size.unwrap_or(backend.device().block_size);
-        let kv_spec = model.kv_spec(config.kv_dtype, block_size);
-        backend.check_kv_spec(&kv_spec)?;
-        let weights = files.weights()?;
-        let device = backend.device();
-        let workspace_bytes = Decoder::buffer_bytes(&model, &limits, device.activation_bytes);
-        // Said at once, not after minutes of loading.
-        let needed_bytes = weights.total_bytes().saturating_add(workspace_bytes);
-        if needed_bytes > device.free_bytes {
-            let what = "the model with its workspace".to_owned();
-            return Err(
-                BackendError::OutOfMemory { what, needed_bytes, free_bytes: device.free_bytes }.into()
-            );
-        }
-        let usable_bytes = (device.free_bytes as f64 * config.gpu_memory_utilization) as u64;
-        let decoder = Decoder::load(&model, &*weights, &mut *backend, &limits, progress)?;
-        let steps = backend.rehearse(&decoder, &kv_spec)?;
-        let device = backend.device();
-        let memory = MemoryPlan::new(
-            &MemoryRequest {
-                device: device.description.clone(),
-                total_bytes: device.total_bytes,
-                usable_bytes,
-                weight_bytes: backend.weight_bytes(),
-                workspace_bytes: workspace_bytes.saturating_add(steps.workspace_bytes),
-                graph_bytes: steps.graph_bytes,
-                kv_cap_bytes: device.kv_cap_bytes,
-                kv_cache_memory: config.kv_cache_memory,
-                swap_space: config.swap_space.min(device.free_bytes / 8),
-                max_model_len,
-                max_num_seqs: config.max_num_seqs,
-            },
-            &kv_spec,
-        )?;
-        backend.create_kv_cache(&kv_spec, memory.num_device_blocks, memory.num_host_blocks)?;
-        backend.warm_up(&decoder)?;
-
-        let macs_per_token = num_parameters(&model) as f64;
-        let scheduler = Scheduler::new(
-            SchedConfig {
-                max_num_seqs: config.max_num_seqs,
-                max_num_batched_tokens: config.max_num_batched_tokens,
-                max_num_logit_rows: limits.max_logit_rows,
-                max_num_sample_entries: match device.max_sample_entries {
-                    0 => usize::MAX,
-                    limit => limit,
-                },
-                max_model_len,
-                max_num_queued_reqs: Some(config.max_num_queued_reqs),
-                max_num_queued_reqs_per_key: config.max_num_queued_reqs_per_key,
-                policy: config.policy,
-                preemption_mode: config.preemption_mode,
-                swap_cost_per_token: memory.kv_bytes_per_token as f64 / device.swap_bytes_per_second,
-                recompute_cost_per_token: macs_per_token / device.macs_per_second,
-                max_plans_in_flight: device.max_steps_in_flight,
-                ..SchedConfig::default()
-            },
-            KvConfig {
-                num_device_blocks: memory.num_device_blocks,
-                num_host_blocks: memory.num_host_blocks,
-                block_size,
-                enable_prefix_caching: config.enable_prefix_caching,
-                eviction: config.eviction,
-                ..KvConfig::default()
-            },
-        )?;
-        let cut = attention_cut(&device, &model, &kv_spec, config);
-        let runner = Runner::new(block_size, AttentionKind::all(&model, &kv_spec), cut, config.seed);
-        let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
-        Ok(Self {
-            notes: StepNotes::new(stats),
-            backend,
-            decoder,
-            eos_token_ids: Arc::from(model.eos_token_ids.as_slice()),
-            model,
-            scheduler,
-            relay: cut.shares().then(Relay::default),
-            runner,
-            masks: Masks::start().map_err(|error| EngineError::Threads { reason: error.to_string() })?,
-            memory,
-            in_flight: VecDeque::new(),
-            max_steps_in_flight: device.max_steps_in_flight,
-            output: StepOutput::default(),
-            next_request_id: 0,
-            num_steps: 0,
-            last_failure: None,
-            device_busy: None,
-        })
-    }
-
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory
     }
 
     pub fn model_config(&self) -> &ModelConfig {
         &self.model
+    }
+
+    pub fn num_parameters(&self) -> u64 {
+        num_parameters(&self.model)
     }
 
     /// An id that no other request of this engine has.
@@ -224,6 +157,7 @@ impl Engine {
         let id = request.id;
         self.scheduler.add_request(request)?;
         if let Some(constraint) = constraint {
+            self.scheduler.set_first_mask(id, Arc::new(constraint.first_mask().to_vec()));
             self.masks.add_request(id, constraint);
         }
         Ok(())
@@ -257,88 +191,86 @@ impl Engine {
         let mut outputs = Vec::new();
         // A hidden state must be read before the next step writes over it.
         while self.in_flight.len() < self.max_steps_in_flight.max(1)
-            && !self.in_flight.back().is_some_and(pools)
+            && !self.in_flight.back().is_some_and(|step| pools(&step.plan))
         {
             self.notes.enter(Phase::Schedule);
-            outputs.extend(self.take_masks(MASK_GRACE));
+            outputs.extend(self.take_masks(self.mask_grace));
+            self.collect_tiers(Duration::ZERO);
             let mut plan = self.scheduler.schedule();
+            self.begin_tiers();
             if plan.is_empty() {
                 break;
             }
-            if let Some(relay) = &mut self.relay {
-                relay.sort(&mut plan, MAX_SPLIT_QUERIES);
-            }
+            let (cost, least_cost) = (self.scheduler.last_step_cost(), self.scheduler.last_least_cost());
+            let drafted = self.draft(&mut plan, &mut outputs);
             self.notes.planned(&plan);
             self.notes.enter(Phase::Launch);
-            let input = self.runner.build(&plan, &self.scheduler, &self.masks);
-            let submitted = self.backend.submit(input, &self.decoder);
+            let submitted = drafted.and_then(|is_moved| {
+                let input = self.runner.build(&plan);
+                let input = if is_moved { self.runner.without_moves() } else { input };
+                self.backend.submit(input, self.program)
+            });
             self.notes.shared(plan.step, self.runner.step_relay());
             match submitted {
-                Ok(()) => self.in_flight.push_back(plan),
+                Ok(()) => self.in_flight.push_back(InFlight { plan, cost, least_cost }),
                 Err(error) => {
                     self.runner.take_back();
                     outputs.extend(self.fail(&plan, &error));
                 }
             }
         }
-        let Some(plan) = self.in_flight.pop_front() else {
-            outputs.extend(self.take_masks(MASK_WAIT));
+        if self.in_flight.is_empty() {
+            let is_asked = self.tiers.as_ref().is_some_and(Tiers::is_asked);
+            outputs.extend(self.take_masks(if is_asked { Duration::ZERO } else { MASK_WAIT }));
+            self.collect_tiers(TIER_WAIT);
             return outputs;
-        };
+        }
+        outputs.extend(self.collect_step());
+        outputs
+    }
+
+    /// Takes in the oldest step in flight.
+    fn collect_step(&mut self) -> Vec<RequestOutput> {
+        let Some(InFlight { plan, cost, least_cost }) = self.in_flight.pop_front() else { return Vec::new() };
         self.num_steps += 1;
         self.notes.enter(Phase::Wait);
         let collected = self.backend.collect(&mut self.output);
+        self.take_fetched();
         if let Some(span) = self.backend.last_step_span().filter(|_| collected.is_ok()) {
-            *self.device_busy.get_or_insert_default() += span.end.saturating_duration_since(span.start);
+            let time = span.end.saturating_duration_since(span.start);
+            *self.device_busy.get_or_insert_default() += time;
+            // A step that only moves blocks says nothing about computing.
+            if plan.num_tokens() > 0 {
+                self.learn_pace(cost, least_cost, time);
+            }
+            if let Some(speculation) = &mut self.speculation {
+                speculation.took(&plan, time);
+            }
             self.notes.computed(&plan, span);
+            self.time_prefill(&plan, time);
         }
         self.notes.enter(Phase::Apply);
-        match collected {
-            Ok(()) => match self.pooled_rows(&plan) {
-                Ok(pooled) => {
-                    let result = step_result(&plan, &self.output);
-                    outputs.extend(with_pooled(self.scheduler.apply(&plan, &result), pooled));
-                    self.begin_masks(&plan, &result);
-                }
-                Err(error) => outputs.extend(self.fail(&plan, &error)),
-            },
-            Err(error) => outputs.extend(self.fail(&plan, &error)),
-        }
-        outputs
-    }
-
-    /// Has the masks computed that the tokens of a step ask for. Until then their sequences are held back.
-    fn begin_masks(&mut self, plan: &Plan, result: &StepResult) {
-        if self.masks.is_empty() {
-            return;
-        }
-        let scheduler = &mut self.scheduler;
-        let is_live =
-            |scheduler: &Scheduler, id| scheduler.sequence(id).is_some_and(|sequence| !sequence.is_finished);
-        self.masks.retain(|id| scheduler.contains(id), |id| is_live(scheduler, id));
-        for (planned, result) in plan.seqs.iter().zip(&result.seqs) {
-            for (sample, sampled) in planned.samples.iter().zip(&result.samples) {
-                if is_live(scheduler, sample.seq_id)
-                    && self.masks.advance(planned.request_id, sample.seq_id, sampled.token_id)
-                {
-                    scheduler.hold(sample.seq_id, true);
-                }
+        match collected.and_then(|()| self.pooled_rows(&plan)) {
+            Ok(pooled) => {
+                let outputs = with_pooled(self.apply(&plan), pooled);
+                self.begin_tiers();
+                outputs
             }
+            Err(error) => self.fail(&plan, &error),
         }
     }
 
-    /// Lets sequences go on whose masks are ready; ends requests that have none.
-    fn take_masks(&mut self, wait: Duration) -> Vec<RequestOutput> {
-        let mut outputs = Vec::new();
-        for computed in self.masks.collect(wait) {
-            self.scheduler.hold(computed.seq_id, false);
-            let Some(reason) = computed.failure else { continue };
-            self.last_failure = Some(format!("structured output: {reason}"));
-            let request_id = self.scheduler.sequence(computed.seq_id).map(|sequence| sequence.request_id);
-            let ended = request_id.and_then(|id| self.scheduler.fail_request(id));
-            outputs.extend(ended.map(|output| RequestOutput { shape_failure: Some(reason), ..output }));
+    /// Takes a step's time into account for how tenants share the next ones.
+    fn learn_pace(&mut self, cost: StepCost, least_cost: Option<f64>, time: Duration) {
+        if let Some(overhead) = self.pace.took(cost, time) {
+            self.scheduler.set_step_overhead(overhead);
         }
-        outputs
+        self.mask_grace = MASK_GRACE;
+        if let Some(least) = least_cost {
+            self.scheduler.set_spare_share(self.pace.shared(least, self.max_step_slowdown, time));
+            let alone = self.pace.time_of(least).unwrap_or(MASK_GRACE);
+            self.mask_grace = MASK_GRACE.min(alone / 4);
+        }
     }
 
     /// The hidden states that the step's requests asked for.
@@ -388,6 +320,7 @@ impl Engine {
                 prompt_logprobs: Vec::new(),
                 num_cached_tokens: 0,
                 pooled: Vec::new(),
+                drafts: DraftCounts::default(),
                 finished: false,
                 shape_failure: None,
             });
@@ -445,6 +378,11 @@ impl Engine {
         Ok(num_pinned * block_size)
     }
 
+    /// The KV group whose layers see a whole prompt: the one that events are about.
+    pub fn full_kv_group(&self) -> usize {
+        self.full_kv_group
+    }
+
     /// What cached prefixes came and went since the last call.
     pub fn take_kv_events(&mut self) -> Vec<KvEvent> {
         self.scheduler.take_kv_events()
@@ -454,7 +392,7 @@ impl Engine {
     /// now: a device may not, and `deterministic` forbids it.
     pub fn set_relay_attention(&mut self, enabled: bool) -> bool {
         let shares = self.runner.set_sharing(enabled);
-        self.relay = shares.then(|| self.relay.take().unwrap_or_default());
+        self.scheduler.set_relay_max_queries(if shares { MAX_SPLIT_QUERIES as usize } else { 0 });
         shares
     }
 
@@ -468,9 +406,16 @@ impl Engine {
             num_steps: self.num_steps,
             scheduler: self.scheduler.stats(),
             relay: self.runner.relay_stats(),
+            tiers: self.tiers.as_ref().map(Tiers::stats).unwrap_or_default(),
             last_failure: self.last_failure.clone(),
             device_busy_s: self.device_busy.map(|busy| busy.as_secs_f64()),
+            speculation: self.speculation.as_ref().map_or_else(Default::default, |one| one.stats.clone()),
         }
+    }
+
+    /// Lets other threads see the figures of now.
+    pub(crate) fn publish(&self) {
+        self.notes.heartbeat.publish(self.stats(), self.scheduler.queue_room());
     }
 
     /// Panics if a block is leaked, shared wrongly or counted wrongly: for tests.
@@ -489,20 +434,13 @@ impl Engine {
     }
 }
 
-fn attention_cut(
-    device: &DeviceInfo,
-    model: &ModelConfig,
-    kv_spec: &KvSpec,
-    config: &EngineConfig,
-) -> AttentionCut {
-    let heads = AttentionHeads {
-        num_heads: model.num_heads,
-        num_kv_heads: model.num_kv_heads,
-        head_dim: model.head_dim,
-        token_bytes: kv_spec.bytes_per_token() / kv_spec.layers.len().max(1),
+/// The groups as the scheduler sees them: how far back they reach, and how many blocks the same tokens take.
+pub(crate) fn kv_groups(spec: &KvSpec) -> Vec<KvGroup> {
+    let group = |group: &baton_backend::KvGroupSpec| KvGroup {
+        window: group.window.map(|window| window as usize + spec.num_kept_behind as usize),
+        lanes: group.lanes.len(),
     };
-    let (relays, is_fixed) = (config.relays(), config.deterministic);
-    AttentionCut::new(device, &heads, &CutOptions { block_size: kv_spec.block_size, relays, is_fixed })
+    spec.groups.iter().map(group).collect()
 }
 
 /// The step computes the last token of a prompt whose hidden state is wanted.

@@ -42,8 +42,21 @@ pub enum EngineError {
          {needed_memory}"
     )]
     PinTooLarge { num_tokens: usize, left_tokens: usize, max_model_len: usize, needed_memory: String },
+    #[error("{device} does not show its host blocks, so that KV cannot be stored or transferred")]
+    NoHostBlocks { device: String },
+    #[error(
+        "KV is stored and transferred through blocks in the host's memory, by prefix: give --swap-space more than {needed_mib} MiB, and leave \
+         --no-enable-prefix-caching out"
+    )]
+    StoreNeedsHostTier { needed_mib: u64 },
     #[error("prefixes are pinned before the first request, and requests are running")]
     PinTooLate,
+    #[error(
+        "the text has {num_tokens} tokens; this encoder takes 1 to {max_model_len}: shorten it, or set truncate_prompt_tokens"
+    )]
+    TextLength { num_tokens: usize, max_model_len: usize },
+    #[error("this model is an encoder: it gives embeddings or scores and continues no text")]
+    NoGeneration,
     #[error("the engine's mailbox is full ({limit} commands): try again later")]
     Busy { limit: usize },
     #[error("the engine has stopped")]

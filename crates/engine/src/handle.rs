@@ -2,21 +2,31 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{
+    Receiver, RecvError, RecvTimeoutError, Sender, SyncSender, TryRecvError, TrySendError, channel,
+    sync_channel,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_core::{Request, RequestId, TokenId};
 
-use crate::observe::{Observer, Phase, Pulse};
+use crate::observe::{Heartbeat, Observer, Phase};
 use crate::outbox::{Outbox, outbox};
 use crate::{Engine, EngineError, EngineStats, OutputReceiver};
 
 /// Commands that may wait between two steps.
-const MAILBOX_LEN: usize = 8192;
+pub(crate) const MAILBOX_LEN: usize = 8192;
+/// Commands that are taken between two steps: however many come, sequences that run go on.
+const COMMANDS_PER_STEP: usize = 256;
 
-enum Command {
+/// How often finished stores are looked for while there is nothing else to do.
+const STORE_POLL: Duration = Duration::from_millis(20);
+/// How long the end waits for KV to be stored.
+const FLUSH_LIMIT: Duration = Duration::from_secs(10);
+
+pub(crate) enum Command {
     Add(Request, Outbox),
     Abort(RequestId),
     /// One continuation of a request.
@@ -24,6 +34,8 @@ enum Command {
     Stats(Sender<EngineStats>),
     /// Computes a prefix and keeps its blocks, before the first request.
     Pin(Vec<TokenId>, Sender<Result<usize, EngineError>>),
+    /// Forgets every cached prefix that is not pinned.
+    ResetPrefixCache,
     /// Finish what is running, then stop.
     Drain,
 }
@@ -34,24 +46,37 @@ pub struct EngineHandle {
     mailbox: SyncSender<Command>,
     next_request_id: Arc<AtomicU64>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
-    pulse: Arc<Pulse>,
+    heartbeat: Arc<Heartbeat>,
 }
 
 impl EngineHandle {
     pub(crate) fn spawn(mut engine: Engine, observer: Box<dyn Observer>) -> Self {
         let (mailbox, commands) = sync_channel(MAILBOX_LEN);
-        let next_request_id = Arc::new(AtomicU64::new(engine.new_request_id().0));
-        let pulse = Arc::clone(&engine.notes.pulse);
-        let end = EndOfPulse(Arc::clone(&pulse));
+        let first_id = engine.new_request_id().0;
+        let heartbeat = Arc::clone(&engine.notes.heartbeat);
+        Self::start(mailbox, heartbeat, first_id, move || {
+            let outboxes = HashMap::new();
+            Loop { engine, observer, commands, outboxes, num_unstarted: 0, draining: false }.run();
+        })
+    }
+
+    /// Gives a loop its thread, which says by the heartbeat when it has ended.
+    pub(crate) fn start(
+        mailbox: SyncSender<Command>,
+        heartbeat: Arc<Heartbeat>,
+        first_id: u64,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        let next_request_id = Arc::new(AtomicU64::new(first_id));
+        let end = EndHeartbeat(Arc::clone(&heartbeat));
         let thread = std::thread::Builder::new()
             .name("baton-engine".to_owned())
             .spawn(move || {
                 let _end = end;
-                let outboxes = HashMap::new();
-                Loop { engine, observer, commands, outboxes, num_unstarted: 0, draining: false }.run();
+                run();
             })
             .expect("the system can start one more thread");
-        Self { mailbox, next_request_id, thread: Arc::new(Mutex::new(Some(thread))), pulse }
+        Self { mailbox, next_request_id, thread: Arc::new(Mutex::new(Some(thread))), heartbeat }
     }
 
     /// An id that no other request of this engine has.
@@ -89,9 +114,14 @@ impl EngineHandle {
         receiver.recv().map_err(|_| EngineError::Stopped)?
     }
 
+    /// See [`Engine::reset_prefix_cache`]: before the requests that are handed over after this.
+    pub fn reset_prefix_cache(&self) -> Result<(), EngineError> {
+        self.send(Command::ResetPrefixCache)
+    }
+
     /// What the loop is doing and its figures after the last step, without waiting.
-    pub fn pulse(&self) -> &Pulse {
-        &self.pulse
+    pub fn heartbeat(&self) -> &Heartbeat {
+        &self.heartbeat
     }
 
     /// Takes no more requests, finishes those it has, and waits until the thread has ended.
@@ -112,9 +142,9 @@ impl EngineHandle {
 }
 
 /// Says that the loop has ended, however it ended.
-struct EndOfPulse(Arc<Pulse>);
+struct EndHeartbeat(Arc<Heartbeat>);
 
-impl Drop for EndOfPulse {
+impl Drop for EndHeartbeat {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -141,7 +171,11 @@ impl Loop {
             for step in &self.engine.notes.steps {
                 self.observer.step(step);
             }
-            self.engine.notes.pulse.publish(self.engine.stats());
+            self.engine.publish();
+            let events = self.engine.take_kv_events();
+            if !events.is_empty() {
+                self.observer.kv_events(&events);
+            }
             let now = Instant::now();
             for output in outputs {
                 self.deliver(output, now);
@@ -164,16 +198,17 @@ impl Loop {
 
     /// Sleeps only while there is nothing to do. False when the loop should end.
     fn take_commands(&mut self) -> bool {
-        if self.engine.has_unfinished() {
+        if self.engine.has_work() {
             self.engine.notes.enter(Phase::Commands);
         } else {
             if self.draining {
+                self.engine.flush_stores(FLUSH_LIMIT);
                 return false;
             }
             self.engine.notes.clear();
             self.engine.notes.enter(Phase::Idle);
-            self.engine.notes.pulse.publish(self.engine.stats());
-            match self.commands.recv() {
+            self.engine.publish();
+            match self.next_command() {
                 Ok(command) => {
                     self.engine.notes.clear();
                     self.engine.notes.enter(Phase::Commands);
@@ -182,16 +217,32 @@ impl Loop {
                 Err(_) => return false,
             }
         }
-        loop {
+        for _ in 0..COMMANDS_PER_STEP {
             match self.commands.try_recv() {
                 Ok(command) => self.handle(command),
-                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     self.draining = true;
-                    return true;
+                    break;
                 }
             }
         }
+        true
+    }
+
+    /// Waits for a command, and takes in what stores have finished meanwhile.
+    fn next_command(&mut self) -> Result<Command, RecvError> {
+        while self.engine.is_storing() {
+            match self.commands.recv_timeout(STORE_POLL) {
+                Ok(command) => return Ok(command),
+                Err(RecvTimeoutError::Disconnected) => return Err(RecvError),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.engine.collect_tiers(Duration::ZERO);
+                    self.engine.publish();
+                }
+            }
+        }
+        self.commands.recv()
     }
 
     fn handle(&mut self, command: Command) {
@@ -217,9 +268,10 @@ impl Loop {
             Command::Stats(reply) => drop(reply.send(self.engine.stats())),
             Command::Pin(token_ids, reply) => {
                 let pinned = self.engine.pin_prefix(&token_ids);
-                self.engine.notes.pulse.publish(self.engine.stats());
+                self.engine.publish();
                 drop(reply.send(pinned));
             }
+            Command::ResetPrefixCache => self.engine.reset_prefix_cache(),
             Command::Drain => self.draining = true,
         }
     }

@@ -8,28 +8,37 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod encoder;
 mod engine;
 mod error;
 mod handle;
-mod history;
 mod masks;
 mod memory;
 mod observe;
 mod outbox;
+mod pace;
 mod priority;
 mod relay;
 mod runner;
+mod speculate;
+mod stores;
+mod tiers;
 
+pub use baton_kv::{BlockHash, BlockKey, StorePolicy, StoredRow};
 /// Why the scheduler refused a request: part of [`EngineError`].
-pub use baton_sched::SchedError;
+pub use baton_sched::{KvEvent, SchedError};
 pub use config::EngineConfig;
-pub use engine::{Engine, EngineStats};
+pub use encoder::EncoderEngine;
+pub use engine::{Engine, EngineStats, ExpertsTouched};
 pub use error::EngineError;
 pub use handle::EngineHandle;
 pub use memory::{MemoryPlan, MemoryRequest};
 pub use observe::{
-    Beat, DeviceReport, Observer, OutputReport, Phase, Pulse, RelayReport, Span, StepReport, TurnReport,
+    DeviceReport, Heartbeat, HeartbeatSnapshot, Observer, OutputReport, Phase, RelayReport, Span, StepReport,
+    TurnReport,
 };
-pub use outbox::{OutputReceiver, RequestTimes};
+pub use outbox::{OutputReceiver, RequestClock, RequestTimes};
 pub use priority::lower_priority;
 pub use relay::{RelayGroup, RelayStats, StepRelay};
+pub use speculate::{SpeculationStats, SpeculativeConfig, SpeculativeMethod};
+pub use tiers::{BlockStore, KvIdentity, Prompt, StoreStats, TierStats};

@@ -14,7 +14,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use baton_core::{Constraint, ConstraintMatcher, RequestId, SeqId, TokenId};
+use baton_core::{Constraint, ConstraintMatcher, RequestId, SeqId, TokenId, mask_allows};
+use baton_sched::Drafts;
 
 use crate::priority::lower_priority;
 
@@ -34,13 +35,20 @@ pub(crate) struct Masks {
 
 enum State {
     Computing,
-    Ready { matcher: Box<dyn ConstraintMatcher>, mask: Vec<u32> },
+    Ready(Box<dyn ConstraintMatcher>),
 }
+
+/// A matcher that follows guesses.
+pub(crate) type Branch = Box<dyn ConstraintMatcher>;
+/// A branch that has taken a guess, and what may follow it.
+pub(crate) type Followed = (SeqId, Branch, Arc<Vec<u32>>);
 
 /// A sequence whose mask is ready, or the reason why there is none.
 pub(crate) struct Computed {
     pub(crate) seq_id: SeqId,
-    pub(crate) failure: Option<String>,
+    pub(crate) mask: Result<Arc<Vec<u32>>, String>,
+    /// The guesses that the grammar allows, with what may follow each.
+    pub(crate) drafts: Drafts,
 }
 
 impl std::fmt::Debug for Masks {
@@ -64,27 +72,60 @@ impl Masks {
         self.constraints.is_empty()
     }
 
-    /// What a planned sequence may draw; `None` where nothing was asked. It is ready, since others are held back.
-    pub(crate) fn of(&self, request_id: RequestId, seq_id: SeqId) -> Option<&[u32]> {
-        let constraint = self.constraints.get(&request_id)?;
-        Some(match self.seqs.get(&seq_id) {
-            None => constraint.first_mask(),
-            Some(State::Ready { mask, .. }) => mask,
-            Some(State::Computing) => unreachable!("a sequence is held back until its mask is ready"),
-        })
-    }
-
-    /// A token was drawn: begins to compute what may follow it. False for a request without structure.
-    pub(crate) fn advance(&mut self, request_id: RequestId, seq_id: SeqId, token_id: TokenId) -> bool {
+    /// Tokens were drawn: begins to compute what may follow them, and what after guesses of the next. False for a request
+    /// without structure.
+    pub(crate) fn advance(
+        &mut self,
+        request_id: RequestId,
+        seq_id: SeqId,
+        token_ids: Vec<TokenId>,
+        drafts: Vec<TokenId>,
+    ) -> bool {
         let Some(constraint) = self.constraints.get(&request_id) else { return false };
         let source = match self.seqs.insert(seq_id, State::Computing) {
             None => Source::Start(Arc::clone(constraint)),
-            Some(State::Ready { matcher, mask }) => Source::GoOn(matcher, mask),
+            Some(State::Ready(matcher)) => Source::GoOn(matcher),
             Some(State::Computing) => unreachable!("a sequence draws no token while its mask is computed"),
         };
         self.num_computing += 1;
-        self.workers.give(Job { seq_id, token_id, source });
+        self.workers.give(Job { seq_id, token_ids, drafts, source, reply: None });
         true
+    }
+
+    /// A copy of where a sequence stands in its grammar, to follow guesses with.
+    pub(crate) fn branch(&self, seq_id: SeqId) -> Option<Box<dyn ConstraintMatcher>> {
+        match self.seqs.get(&seq_id)? {
+            State::Ready(matcher) => Some(matcher.fork()),
+            State::Computing => None,
+        }
+    }
+
+    /// Follows one guess along each branch, all at once. A branch that a guess leads out of its grammar is gone, and so is
+    /// one that takes longer than this.
+    pub(crate) fn follow(&self, branches: Vec<(SeqId, Branch, TokenId)>, limit: Duration) -> Vec<Followed> {
+        let (reply, done) = channel();
+        let deadline = Instant::now() + limit;
+        for (seq_id, branch, guess) in branches {
+            let source = Source::GoOn(branch);
+            let job = Job {
+                seq_id,
+                token_ids: vec![guess],
+                drafts: Vec::new(),
+                source,
+                reply: Some(reply.clone()),
+            };
+            self.workers.give(job);
+        }
+        drop(reply);
+        let mut followed = Vec::new();
+        while let Ok(Done { seq_id, result }) =
+            done.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            if let Ok((branch, mask, _)) = result {
+                followed.push((seq_id, branch, Arc::new(mask)));
+            }
+        }
+        followed
     }
 
     /// Takes in what has been computed, waiting for the rest up to this long.
@@ -97,14 +138,13 @@ impl Masks {
             self.num_computing -= 1;
             // The sequence may have been aborted meanwhile.
             let Some(state) = self.seqs.get_mut(&done.seq_id) else { continue };
-            let failure = match done.result {
-                Ok((matcher, mask)) => {
-                    *state = State::Ready { matcher, mask };
-                    None
-                }
-                Err(reason) => Some(reason),
-            };
-            computed.push(Computed { seq_id: done.seq_id, failure });
+            let mut drafts = Drafts::default();
+            let mask = done.result.map(|(matcher, mask, allowed)| {
+                *state = State::Ready(matcher);
+                drafts = allowed;
+                Arc::new(mask)
+            });
+            computed.push(Computed { seq_id: done.seq_id, mask, drafts });
         }
         computed
     }
@@ -122,19 +162,24 @@ impl Masks {
 
 enum Source {
     Start(Arc<dyn Constraint>),
-    /// The old mask gives its memory to the new one.
-    GoOn(Box<dyn ConstraintMatcher>, Vec<u32>),
+    GoOn(Box<dyn ConstraintMatcher>),
 }
 
 struct Job {
     seq_id: SeqId,
-    token_id: TokenId,
+    token_ids: Vec<TokenId>,
+    drafts: Vec<TokenId>,
     source: Source,
+    /// Who is told, if not everybody's queue.
+    reply: Option<Sender<Done>>,
 }
+
+/// A matcher that has moved on, what may come next, and the guesses that it allows.
+type Advanced = (Box<dyn ConstraintMatcher>, Vec<u32>, Drafts);
 
 struct Done {
     seq_id: SeqId,
-    result: Result<(Box<dyn ConstraintMatcher>, Vec<u32>), String>,
+    result: Result<Advanced, String>,
 }
 
 /// Threads that end when this is dropped.
@@ -155,9 +200,12 @@ impl Workers {
                 lower_priority(NICE);
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(job) = job else { return };
-                    if results.send(job.run()).is_err() {
-                        return;
+                    let Ok(mut job) = job else { return };
+                    match job.reply.take() {
+                        // Whoever waited may have given up.
+                        Some(reply) => drop(reply.send(job.run())),
+                        None if results.send(job.run()).is_err() => return,
+                        None => {}
                     }
                 }
             };
@@ -173,18 +221,39 @@ impl Workers {
 
 impl Job {
     fn run(self) -> Done {
-        let Self { seq_id, token_id, source } = self;
+        let Self { seq_id, token_ids, drafts, source, reply: _ } = self;
         let compute = || {
-            let (mut matcher, mut mask) = match source {
-                Source::Start(constraint) => (constraint.start(), Vec::new()),
-                Source::GoOn(matcher, mask) => (matcher, mask),
+            let mut matcher = match source {
+                Source::Start(constraint) => constraint.start(),
+                Source::GoOn(matcher) => matcher,
             };
-            matcher.advance(token_id, &mut mask)?;
-            Ok((matcher, mask))
+            let mut mask = Vec::new();
+            token_ids.iter().try_for_each(|&token_id| matcher.advance(token_id, &mut mask))?;
+            let drafts = allowed_drafts(&*matcher, &mask, &drafts);
+            Ok((matcher, mask, drafts))
         };
         // A grammar that breaks its matcher must not take the worker with it.
         let result = std::panic::catch_unwind(AssertUnwindSafe(compute))
             .unwrap_or_else(|_| Err("the matcher panicked".to_owned()));
         Done { seq_id, result }
     }
+}
+
+/// Follows guesses as far as the grammar allows them.
+fn allowed_drafts(matcher: &dyn ConstraintMatcher, mask: &[u32], drafts: &[TokenId]) -> Drafts {
+    let mut allowed = Drafts::default();
+    if !drafts.first().is_some_and(|&draft| mask_allows(mask, draft)) {
+        return allowed;
+    }
+    let mut branch = matcher.fork();
+    for &draft in drafts {
+        let before = allowed.masks.last().map_or(mask, |mask| mask.as_slice());
+        let mut after = Vec::new();
+        if !mask_allows(before, draft) || branch.advance(draft, &mut after).is_err() {
+            break;
+        }
+        allowed.token_ids.push(draft);
+        allowed.masks.push(Arc::new(after));
+    }
+    allowed
 }

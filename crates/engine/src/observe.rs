@@ -1,18 +1,19 @@
-//! What the loop tells of itself while it runs: its pulse, the spans of a step, and what went out to clients.
+//! What the loop tells of itself while it runs: its heartbeat, the spans of a step, and what went out to clients.
 //!
-//! The [`Pulse`] is shared memory that any thread may read without waiting for a step: metrics read its figures, a
+//! The [`Heartbeat`] is shared memory that any thread may read without waiting for a step: metrics read its figures, a
 //! watchdog reads when the loop last moved and what it was doing. An [`Observer`] is called on the loop thread itself,
 //! so it must be quick; it gets numbers only and can change nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_backend::DeviceSpan;
 use baton_core::RequestId;
+use baton_sched::{KvEvent, QueueRoom};
 
-use crate::EngineStats;
 use crate::relay::StepRelay;
+use crate::{BlockStore, EngineStats};
 
 /// What the loop is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Phase {
 
 /// When the loop last moved, and its figures as of then.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Heartbeat {
     origin: Instant,
     phase: AtomicU8,
     entered_us: AtomicU64,
@@ -62,11 +63,14 @@ pub struct Pulse {
     num_seqs: AtomicU64,
     ended: AtomicBool,
     stats: Mutex<EngineStats>,
+    queue_room: Mutex<QueueRoom>,
+    /// Others may ask these while no step runs, so their figures are read when they are wanted.
+    stores: OnceLock<Vec<Arc<dyn BlockStore>>>,
 }
 
-/// A reading of the [`Pulse`].
+/// A reading of the [`Heartbeat`].
 #[derive(Clone, Copy, Debug)]
-pub struct Beat {
+pub struct HeartbeatSnapshot {
     pub phase: Phase,
     /// How long the loop has been in this phase.
     pub for_time: Duration,
@@ -78,7 +82,7 @@ pub struct Beat {
     pub ended: bool,
 }
 
-impl Pulse {
+impl Heartbeat {
     pub(crate) fn new(stats: EngineStats) -> Self {
         Self {
             origin: Instant::now(),
@@ -89,6 +93,8 @@ impl Pulse {
             num_seqs: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             stats: Mutex::new(stats),
+            queue_room: Mutex::default(),
+            stores: OnceLock::new(),
         }
     }
 
@@ -97,23 +103,37 @@ impl Pulse {
         self.phase.store(phase as u8, Ordering::Release);
     }
 
-    pub(crate) fn publish(&self, stats: EngineStats) {
+    pub(crate) fn publish(&self, stats: EngineStats, queue_room: QueueRoom) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        *self.queue_room.lock().unwrap_or_else(PoisonError::into_inner) = queue_room;
+    }
+
+    /// How many more requests of a tenant may wait, as of the last step: whoever asks for more need not be read.
+    pub fn queue_room(&self, tenant: u32) -> usize {
+        self.queue_room.lock().unwrap_or_else(PoisonError::into_inner).of(tenant)
     }
 
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// The figures after the last step.
-    pub fn stats(&self) -> EngineStats {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn set_stores(&self, stores: Vec<Arc<dyn BlockStore>>) {
+        let _ = self.stores.set(stores);
     }
 
-    pub fn beat(&self) -> Beat {
+    /// The figures after the last step, those of KV stores as of now.
+    pub fn stats(&self) -> EngineStats {
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(stores) = self.stores.get() {
+            stats.tiers.stores = stores.iter().map(|store| store.stats()).collect();
+        }
+        stats
+    }
+
+    pub fn snapshot(&self) -> HeartbeatSnapshot {
         let phase = Phase::ALL[usize::from(self.phase.load(Ordering::Acquire)) % Phase::ALL.len()];
         let entered = Duration::from_micros(self.entered_us.load(Ordering::Relaxed));
-        Beat {
+        HeartbeatSnapshot {
             phase,
             for_time: self.origin.elapsed().saturating_sub(entered),
             step: self.step.load(Ordering::Relaxed),
@@ -124,7 +144,7 @@ impl Pulse {
     }
 }
 
-/// A stretch of time that the loop spent in one phase.
+/// A span of time that the loop spent in one phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     pub phase: Phase,
@@ -194,6 +214,8 @@ pub trait Observer: Send {
     fn step(&mut self, report: &StepReport);
     fn turn(&mut self, report: &TurnReport<'_>);
     fn output(&mut self, report: &OutputReport);
+    /// What came and went in the prefix cache, where that is asked for.
+    fn kv_events(&mut self, _events: &[KvEvent]) {}
 }
 
 /// Observes nothing.
@@ -206,7 +228,7 @@ impl Observer for () {
 /// The engine's own notes of one turn of the loop.
 #[derive(Debug)]
 pub(crate) struct StepNotes {
-    pub(crate) pulse: std::sync::Arc<Pulse>,
+    pub(crate) heartbeat: Arc<Heartbeat>,
     spans: Vec<Span>,
     /// Requests in the plans of this turn, and when they were planned.
     pub(crate) scheduled: Vec<(RequestId, Instant)>,
@@ -218,7 +240,7 @@ pub(crate) struct StepNotes {
 impl StepNotes {
     pub(crate) fn new(stats: EngineStats) -> Self {
         Self {
-            pulse: std::sync::Arc::new(Pulse::new(stats)),
+            heartbeat: Arc::new(Heartbeat::new(stats)),
             spans: Vec::new(),
             scheduled: Vec::new(),
             steps: Vec::new(),
@@ -234,7 +256,7 @@ impl StepNotes {
             last.end = now;
         }
         self.spans.push(Span { phase, start: now, end: now });
-        self.pulse.enter(phase, now);
+        self.heartbeat.enter(phase, now);
     }
 
     pub(crate) fn planned(&mut self, plan: &baton_sched::Plan) {
@@ -242,9 +264,9 @@ impl StepNotes {
         self.scheduled.extend(plan.seqs.iter().map(|seq| (seq.request_id, now)));
         let report = StepReport::new(plan);
         self.steps.push(report);
-        self.pulse.step.store(plan.step, Ordering::Relaxed);
-        self.pulse.num_tokens.store(report.num_tokens as u64, Ordering::Relaxed);
-        self.pulse.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
+        self.heartbeat.step.store(plan.step, Ordering::Relaxed);
+        self.heartbeat.num_tokens.store(report.num_tokens as u64, Ordering::Relaxed);
+        self.heartbeat.num_seqs.store(report.num_seqs as u64, Ordering::Relaxed);
     }
 
     /// Nothing is noted of a step in which nothing is shared.

@@ -26,6 +26,10 @@ pub struct RequestTimes {
     pub last_token: Option<Instant>,
 }
 
+/// The times of a request that somebody else reads. It keeps no request alive.
+#[derive(Clone, Debug)]
+pub struct RequestClock(Arc<Shared>);
+
 #[derive(Debug)]
 struct State {
     times: RequestTimes,
@@ -187,6 +191,11 @@ impl OutputReceiver {
         self.shared.lock().times
     }
 
+    /// For whoever wants to know how far the request is while another one reads it.
+    pub fn clock(&self) -> RequestClock {
+        RequestClock(Arc::clone(&self.shared))
+    }
+
     /// Ready when the engine has taken the request into its queue, or has refused it.
     pub fn poll_accepted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
         let mut state = self.shared.lock();
@@ -230,6 +239,12 @@ impl OutputReceiver {
     }
 }
 
+impl RequestClock {
+    pub fn times(&self) -> RequestTimes {
+        self.0.lock().times
+    }
+}
+
 impl Drop for OutputReceiver {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
@@ -256,6 +271,7 @@ mod tests {
             prompt_logprobs: Vec::new(),
             num_cached_tokens: 0,
             pooled: Vec::new(),
+            drafts: baton_core::DraftCounts::default(),
             finished,
             shape_failure: None,
         }

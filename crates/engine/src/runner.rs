@@ -5,20 +5,18 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use baton_backend::{
-    AttentionCut, BlockCopy, KvLayerSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled, SequenceQueries,
-    SharedPrefixes, StepInput, StepOutput,
+    AttentionCut, BlockCopy, Fetch, KvGroupSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled,
+    SequenceQueries, SharedPrefixes, StepInput, StepOutput,
 };
-use baton_core::{PositionLogprobs, SamplingParams, SeqId, TokenId};
-use baton_model::ModelConfig;
+use baton_core::{BlockId, PositionLogprobs, SamplingParams, SeqId, TokenCount, TokenId};
 use baton_sched::{
-    BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult,
+    BlockMove, NO_BLOCK, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, SeqResult, StepResult,
 };
 
 use crate::engine::pools;
-use crate::history::Histories;
-use crate::masks::Masks;
 use crate::relay::{RelayStats, StepRelay, add_groups};
 
 /// Layers of a model that attend alike.
@@ -28,18 +26,19 @@ pub(crate) struct AttentionKind {
     window: Option<u32>,
     /// Of all these layers together.
     bytes_per_token: u64,
+    /// Plans of `StepInput::attention`: one for each lane of the group.
+    num_lanes: usize,
 }
 
 impl AttentionKind {
     /// In the order of `StepInput::attention`.
-    pub(crate) fn all(model: &ModelConfig, kv: &KvSpec) -> Vec<Self> {
-        let of_window = |window: Option<u32>| {
-            let layers = model.layers.iter().zip(&kv.layers).filter(|(layer, _)| layer.window == window);
-            let bytes = |layer: &KvLayerSpec| 2 * layer.num_kv_heads * kv.dtype.head_bytes(layer.head_dim);
-            let bytes_per_token = layers.map(|(_, layer)| bytes(layer) as u64).sum();
-            Self { window, bytes_per_token }
+    pub(crate) fn all(kv: &KvSpec) -> Vec<Self> {
+        let of_group = |group: &KvGroupSpec| {
+            let layers = group.lanes.iter().flatten();
+            let bytes_per_token = layers.map(|&layer| kv.layer_bytes(kv.layers[layer]) as u64).sum();
+            Self { window: group.window, bytes_per_token, num_lanes: group.lanes.len() }
         };
-        model.attention_kinds().into_iter().map(of_window).collect()
+        kv.groups.iter().map(of_group).collect()
     }
 
     /// Keys that the decodes of a step see.
@@ -68,13 +67,21 @@ pub(crate) struct Runner {
     last_samples: HashMap<SeqId, u32>,
     /// Those of the step before, for when the newest could not be submitted.
     earlier_samples: HashMap<SeqId, u32>,
-    histories: Histories,
+    /// The lanes' pages and slots while a step is filled.
+    lanes: Vec<Lane>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    pages: Vec<u32>,
+    slots: Vec<u32>,
 }
 
 impl Runner {
     pub(crate) fn new(block_size: usize, kinds: Vec<AttentionKind>, cut: AttentionCut, seed: u64) -> Self {
         let mut input = StepInput::default();
-        input.attention.resize_with(kinds.len(), Default::default);
+        let num_lanes = kinds.iter().map(|kind| kind.num_lanes).sum();
+        input.attention.resize_with(num_lanes, Default::default);
         Self {
             block_size,
             kinds,
@@ -87,7 +94,7 @@ impl Runner {
             step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
             earlier_samples: HashMap::new(),
-            histories: Histories::default(),
+            lanes: vec![Lane::default(); num_lanes],
         }
     }
 
@@ -105,25 +112,37 @@ impl Runner {
         self.relayed
     }
 
-    /// Fills the step's arrays. The history that penalties need comes from the scheduler.
-    pub(crate) fn build(&mut self, plan: &Plan, scheduler: &Scheduler, masks: &Masks) -> &StepInput {
+    /// Fills the step's arrays.
+    pub(crate) fn build(&mut self, plan: &Plan) -> &StepInput {
         self.input.clear();
         self.queries.clear();
         copy_moves(&plan.swap_out, &mut self.input.swap_out);
         copy_moves(&plan.swap_in, &mut self.input.swap_in);
         copy_moves(&plan.copies, &mut self.input.copies);
+        for fetch in &plan.fetches {
+            let mut copies = Vec::with_capacity(fetch.moves.len());
+            copy_moves(&fetch.moves, &mut copies);
+            self.input.fetches.push(Fetch { id: fetch.id, copies });
+        }
+        self.input.waits_for_fetches = plan.waits_for_fetches;
         let mut samples = HashMap::with_capacity(plan.seqs.len());
         for seq in &plan.seqs {
             self.add_tokens(seq);
-            let mask = seq.samples.first().and_then(|sample| masks.of(seq.request_id, sample.seq_id));
-            self.add_samples(seq, scheduler, mask, &mut samples);
+            self.add_samples(seq, &mut samples);
+        }
+        let pages_per_lane = self.lanes.first().map_or(0, |lane| lane.pages.len()) as u32;
+        for lane in &mut self.lanes {
+            self.input.pages.append(&mut lane.pages);
+            self.input.slots.append(&mut lane.slots);
         }
         self.earlier_samples = std::mem::replace(&mut self.last_samples, samples);
-        self.histories.retain(|id| scheduler.contains(id));
         self.input.reads_hidden = pools(plan);
         self.step_relay.groups.clear();
         self.step_relay.num_tokens_saved = 0;
-        for (kind, attention) in self.kinds.iter().zip(&mut self.input.attention) {
+        let mut first_lane = 0;
+        for kind in &self.kinds {
+            let lanes = &mut self.input.attention[first_lane..first_lane + kind.num_lanes];
+            let (attention, others) = lanes.split_first_mut().expect("a group has a lane");
             let (queries, shared) = (&self.queries, &mut self.shared);
             self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
             // A large group reads its keys once for each item's worth of queries.
@@ -138,7 +157,32 @@ impl Runner {
             relayed.num_tokens_saved += saved;
             relayed.num_bytes_saved += saved * kind.bytes_per_token;
             relayed.num_bytes_read += kind.decode_keys(queries).saturating_sub(saved) * kind.bytes_per_token;
+            // All lanes of a group have blocks for the same tokens: their plans differ in where the pages are.
+            for other in others {
+                other.clone_from(attention);
+            }
+            for lane in lanes {
+                let shift = first_lane as u32 * pages_per_lane;
+                lane.items.iter_mut().for_each(|item| item.pages_start += shift);
+                first_lane += 1;
+            }
         }
+        &self.input
+    }
+
+    /// The same for a pass of a draft model: what counts is which tokens are drawn, and how likely they were.
+    pub(crate) fn build_draft(&mut self, plan: &Plan) -> &StepInput {
+        self.build(plan);
+        self.input.samples.iter_mut().for_each(|sample| sample.num_logprobs = Some(0));
+        &self.input
+    }
+
+    /// The step that was built last, whose blocks have been moved already.
+    pub(crate) fn without_moves(&mut self) -> &StepInput {
+        self.input.swap_out.clear();
+        self.input.swap_in.clear();
+        self.input.copies.clear();
+        self.input.fetches.clear();
         &self.input
     }
 
@@ -150,7 +194,7 @@ impl Runner {
     fn add_tokens(&mut self, seq: &PlannedSeq) {
         let input = &mut self.input;
         let first_row = input.token_ids.len() as u32;
-        let pages_start = input.pages.len() as u32;
+        let pages_start = self.lanes.first().map_or(0, |lane| lane.pages.len()) as u32;
         for (offset, &token_id) in seq.token_ids.iter().enumerate() {
             let row = first_row + offset as u32;
             let position = seq.start + offset as u32;
@@ -162,13 +206,19 @@ impl Runner {
             } else {
                 input.token_ids.push(token_id);
             }
-            let block = seq.block_table[position as usize / self.block_size];
             input.positions.push(position);
-            input.slots.push(block.0 * self.block_size as u32 + position % self.block_size as u32);
         }
         let num_tokens = seq.token_ids.len() as u32;
         let num_pages = (seq.start + num_tokens).div_ceil(self.block_size as u32) as usize;
-        input.pages.extend(seq.block_table[..num_pages].iter().map(|block| block.0));
+        let block_size = self.block_size as u32;
+        for (lane, blocks) in self.lanes.iter_mut().zip(&seq.block_tables) {
+            // What lies behind a window is not read: any page will do.
+            let page = |block: &BlockId| if *block == NO_BLOCK { 0 } else { block.0 };
+            lane.pages.extend(blocks[..num_pages].iter().map(page));
+            lane.slots.extend((seq.start..seq.start + num_tokens).map(|position| {
+                blocks[(position / block_size) as usize].0 * block_size + position % block_size
+            }));
+        }
         self.queries.push(SequenceQueries {
             query_start: first_row,
             num_queries: num_tokens,
@@ -177,19 +227,13 @@ impl Runner {
         });
     }
 
-    fn add_samples(
-        &mut self,
-        seq: &PlannedSeq,
-        scheduler: &Scheduler,
-        mask: Option<&[u32]>,
-        samples: &mut HashMap<SeqId, u32>,
-    ) {
+    fn add_samples(&mut self, seq: &PlannedSeq, samples: &mut HashMap<SeqId, u32>) {
         let first_row = (self.input.token_ids.len() - seq.token_ids.len()) as u32;
         for offset in seq.scored.clone() {
             let logit_row = self.add_logit_row(first_row + offset);
-            let target = prompt_token(seq, offset + 1, scheduler);
+            let target = seq.token_ids.get(offset as usize + 1).copied().or(seq.next_token_id);
             self.input.samples.push(SampleRow {
-                forced: Some(target),
+                forced: Some(target.expect("a Plan brings the token after the last one that is scored")),
                 num_logprobs: seq.params.prompt_logprobs,
                 ..SampleRow::greedy(logit_row)
             });
@@ -197,16 +241,27 @@ impl Runner {
         if seq.samples.is_empty() {
             return;
         }
-        let logit_row = self.add_logit_row(first_row + seq.token_ids.len() as u32 - 1);
-        // Several draw from one row only before their first token, where they all have the first mask.
-        let first_word = self.input.masks.len() as u32;
-        self.input.masks.extend_from_slice(mask.unwrap_or_default());
-        let mask = first_word..self.input.masks.len() as u32;
-        for sample in &seq.samples {
-            samples.insert(sample.seq_id, self.input.samples.len() as u32);
-            let row = self.sample_row(seq, sample, logit_row, scheduler);
-            self.input.samples.push(SampleRow { mask: mask.clone(), ..row });
+        let last_row = first_row + seq.token_ids.len() as u32 - 1;
+        // The row of the last known token, and with drafts one for each of them.
+        for num_accepted in 0..=seq.num_drafts {
+            // Several draw from one row only before their first token, where they all have the first mask.
+            let mask = match num_accepted {
+                0 => self.add_mask(seq.mask.as_ref()),
+                _ => self.add_mask(seq.draft_masks.get(num_accepted as usize - 1)),
+            };
+            let logit_row = self.add_logit_row(last_row - seq.num_drafts + num_accepted);
+            for sample in &seq.samples {
+                samples.insert(sample.seq_id, self.input.samples.len() as u32);
+                let row = self.sample_row(seq, sample, num_accepted, logit_row);
+                self.input.samples.push(SampleRow { mask: mask.clone(), ..row });
+            }
         }
+    }
+
+    fn add_mask(&mut self, mask: Option<&Arc<Vec<u32>>>) -> Range<u32> {
+        let first = self.input.masks.len() as u32;
+        self.input.masks.extend(mask.iter().flat_map(|mask| mask.iter()));
+        first..self.input.masks.len() as u32
     }
 
     fn add_logit_row(&mut self, token_row: u32) -> u32 {
@@ -218,8 +273,8 @@ impl Runner {
         &mut self,
         seq: &PlannedSeq,
         sample: &PlannedSample,
+        num_accepted: u32,
         logit_row: u32,
-        scheduler: &Scheduler,
     ) -> SampleRow {
         let params = &*seq.params;
         if params.beam.is_some() {
@@ -228,12 +283,12 @@ impl Runner {
                 ..SampleRow::greedy(logit_row)
             };
         }
-        let history = if params.has_penalties() {
-            self.add_history(sample.seq_id, seq.seq_id, scheduler)
-        } else {
-            0..0
-        };
-        let bias = self.add_biases(params, if sample.ban_end { Some(&*seq.end_token_ids) } else { None });
+        let first_draft = seq.token_ids.len() - seq.num_drafts as usize;
+        let accepted = &seq.token_ids[first_draft..first_draft + num_accepted as usize];
+        let history = add_history(&mut self.input.history, sample.history.as_deref(), accepted);
+        let num_output_tokens = sample.num_output_tokens + num_accepted;
+        let ban_end = num_output_tokens < params.min_tokens;
+        let bias = self.add_biases(params, if ban_end { Some(&*seq.end_token_ids) } else { None });
         // Only the ranking by cumulative log-probability needs them unasked.
         let num_logprobs = params.logprobs.or(params.selects_at_end().then_some(0));
         SampleRow {
@@ -250,21 +305,10 @@ impl Runner {
                 params.seed.unwrap_or_else(|| mix(self.seed ^ mix(seq.request_id.0))),
                 sample.index,
             ),
-            counter: u64::from(sample.num_output_tokens),
+            counter: u64::from(num_output_tokens),
             num_logprobs,
             ..SampleRow::greedy(logit_row)
         }
-    }
-
-    /// Counts the tokens of a sequence so far. A continuation that is still to be forked has its parent's.
-    fn add_history(&mut self, seq_id: SeqId, parent: SeqId, scheduler: &Scheduler) -> Range<u32> {
-        let view = scheduler
-            .sequence(seq_id)
-            .or_else(|| scheduler.sequence(parent))
-            .expect("a planned sequence is known until it is applied");
-        let first = self.input.history.len() as u32;
-        self.input.history.extend_from_slice(self.histories.counts(seq_id, &view));
-        first..self.input.history.len() as u32
     }
 
     /// `banned_ends`: the request's end tokens where it must not end yet. They come with the request, because the
@@ -282,6 +326,29 @@ impl Runner {
     }
 }
 
+/// The counts of a sequence, with guesses that stand before the position counted as output.
+fn add_history(
+    history: &mut Vec<TokenCount>,
+    counts: Option<&Vec<TokenCount>>,
+    accepted: &[TokenId],
+) -> Range<u32> {
+    let first = history.len();
+    if let Some(counts) = counts {
+        history.extend_from_slice(counts);
+        for &token_id in accepted {
+            // The known ones ascend by token; what the guesses add stands behind them.
+            let known = counts.binary_search_by_key(&token_id, |count| count.token_id).ok();
+            let added =
+                || history[first + counts.len()..].iter().position(|count| count.token_id == token_id);
+            match known.or_else(|| added().map(|place| counts.len() + place)) {
+                Some(place) => history[first + place].num_output += 1,
+                None => history.push(TokenCount { token_id, in_prompt: false, num_output: 1 }),
+            }
+        }
+    }
+    first as u32..history.len() as u32
+}
+
 /// Sorts the samples of a step back to the sequences of its Plan.
 pub(crate) fn step_result(plan: &Plan, output: &StepOutput) -> StepResult {
     let mut samples = output.samples.iter();
@@ -295,30 +362,26 @@ pub(crate) fn step_result(plan: &Plan, output: &StepOutput) -> StepResult {
             prompt_logprobs: seq.scored.clone().map(|_| logprobs(next())).collect(),
             ..SeqResult::default()
         };
-        for _ in &seq.samples {
+        let first_draft = seq.token_ids.len() - seq.num_drafts as usize;
+        let drafts = &seq.token_ids[first_draft..];
+        let mut is_accepted = true;
+        for position in 0..seq.samples.len() + drafts.len() {
             let sampled = next();
             if seq.params.beam.is_some() {
                 result.candidates = logprobs(sampled).top;
-            } else {
+            } else if is_accepted {
                 let wanted = seq.params.logprobs.is_some() || seq.params.selects_at_end();
                 result.samples.push(SampledToken {
                     token_id: sampled.chosen.token_id,
                     logprobs: wanted.then(|| logprobs(sampled)),
                 });
+                // What was drawn after a wrong guess was drawn in vain.
+                is_accepted = drafts.get(position).is_none_or(|draft| *draft == sampled.chosen.token_id);
             }
         }
         result
     });
-    StepResult { seqs: seqs.collect() }
-}
-
-/// The token `offset` places after the run's first one; the last of a chunk is scored against the one after it.
-fn prompt_token(seq: &PlannedSeq, offset: u32, scheduler: &Scheduler) -> TokenId {
-    if let Some(&token_id) = seq.token_ids.get(offset as usize) {
-        return token_id;
-    }
-    let view = scheduler.sequence(seq.seq_id).expect("a planned sequence is known until it is applied");
-    view.token_ids[(seq.start + offset) as usize]
+    StepResult { seqs: seqs.collect(), fetched: output.fetched.clone() }
 }
 
 fn copy_moves(from: &[BlockMove], to: &mut Vec<BlockCopy>) {

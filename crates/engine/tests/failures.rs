@@ -3,8 +3,8 @@
 mod common;
 
 use baton_backend::{
-    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, StepInput, StepLimits,
-    StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, ProgramId, RopeId, RopeSpec, StepExecutor,
+    StepInput, StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
 };
 use baton_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
 use baton_engine::{Engine, EngineError};
@@ -25,29 +25,8 @@ fn failure(what: &str) -> BackendError {
     BackendError::Device { cause: format!("{what} failed") }
 }
 
-impl Backend for Failing {
-    fn device(&self) -> DeviceInfo {
-        DeviceInfo { max_sample_entries: self.max_sample_entries, ..self.inner.device() }
-    }
-    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
-        self.inner.load_weight(parts, usage)
-    }
-    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
-        self.inner.load_vector(values)
-    }
-    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
-        self.inner.create_rope(spec)
-    }
-    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
-        self.inner.set_limits(limits)
-    }
-    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
-        self.inner.create_buffer(rows, cols)
-    }
-    fn create_kv_cache(&mut self, spec: &KvSpec, device: usize, host: usize) -> Result<(), BackendError> {
-        self.inner.create_kv_cache(spec, device, host)
-    }
-    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+impl StepExecutor for Failing {
+    fn submit(&mut self, input: &StepInput, program: ProgramId) -> Result<(), BackendError> {
         self.num_submits += 1;
         // Always beside a step in flight.
         if self.num_in_flight > 0 && self.num_submits.is_multiple_of(self.submit_every) {
@@ -59,15 +38,56 @@ impl Backend for Failing {
         self.num_in_flight += 1;
         self.inner.submit(input, program)
     }
+
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
         self.num_collects += 1;
         self.num_in_flight -= 1;
         self.inner.collect(output)?;
         if self.num_collects.is_multiple_of(self.collect_every) { Err(failure("collect")) } else { Ok(()) }
     }
+
     fn read_buffer(&mut self, buffer: BufferId, rows: usize) -> Result<Vec<f32>, BackendError> {
         self.inner.read_buffer(buffer, rows)
     }
+}
+
+impl Backend for Failing {
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo { max_sample_entries: self.max_sample_entries, ..self.inner.device() }
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        self.inner.load_weight(parts, usage)
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        self.inner.load_vector(values)
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        self.inner.create_rope(spec)
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        self.inner.set_limits(limits)
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        self.inner.create_buffer(rows, cols)
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.inner.create_logits(rows, vocab_size)
+    }
+
+    fn compile(&mut self, program: &Program) -> Result<ProgramId, BackendError> {
+        self.inner.compile(program)
+    }
+
+    fn create_kv_cache(&mut self, spec: &KvSpec, device: usize, host: usize) -> Result<(), BackendError> {
+        self.inner.create_kv_cache(spec, device, host)
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.inner.weight_bytes()
     }

@@ -11,7 +11,40 @@ use baton_sched::PreemptionMode;
 use common::{Golden, assert_idle, engine, golden, greedy, reference, small_config, tokens, with_blocks};
 
 const MODELS: &[&str] =
-    &["llama", "llama-bias", "llama3", "mistral", "qwen2", "qwen2-window", "qwen3", "gemma3"];
+    &["llama", "llama-bias", "llama3", "mistral", "qwen2", "qwen2-window", "qwen3", "gemma3", "gpt2"];
+
+/// Of the families in tables those that differ most: slopes, halves in parallel, layers without rotation, norms after.
+const FAMILIES: &[&str] = &[
+    "opt",
+    "gpt-neox",
+    "bloom",
+    "mpt",
+    "falcon-new",
+    "falcon-alibi",
+    "phi",
+    "phi3-longrope",
+    "cohere-plus",
+    "cohere2",
+    "olmo2",
+    "granite",
+    "gemma2",
+    "smollm3",
+    "glm4",
+    "baichuan-alibi",
+    "exaone4",
+];
+
+/// Mixtures of experts, and attention over latents.
+const MIXTURES: &[&str] = &[
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmoe",
+    "granite-moe",
+    "deepseek-v2-lite",
+    "deepseek-v2",
+    "deepseek-v3",
+];
 
 fn cpu() -> Box<dyn Backend> {
     Box::new(CpuBackend::new(CpuOptions::default()).expect("the CPU is always there"))
@@ -52,7 +85,7 @@ fn check(engine: &mut Engine, expected: &[(Vec<TokenId>, Vec<TokenId>)], what: &
 
 #[test]
 fn batched_together() {
-    for name in MODELS {
+    for name in MODELS.iter().chain(FAMILIES).chain(MIXTURES) {
         let golden = golden(name);
         for (backend, block_size) in backends() {
             let mut engine = engine(&golden, backend, &config(&golden, block_size));
@@ -63,7 +96,8 @@ fn batched_together() {
 
 #[test]
 fn one_at_a_time_and_again_from_the_prefix_cache() {
-    for name in ["llama", "gemma3", "mistral"] {
+    let dense = ["llama", "gemma3", "mistral", "bloom", "cohere2", "gemma2", "smollm3", "olmo2"];
+    for name in dense.iter().chain(MIXTURES) {
         let golden = golden(name);
         for (backend, block_size) in backends() {
             let mut engine = engine(&golden, backend, &config(&golden, block_size));
@@ -78,7 +112,14 @@ fn one_at_a_time_and_again_from_the_prefix_cache() {
 
 #[test]
 fn requests_that_begin_alike_are_read_once() {
-    for name in MODELS {
+    for name in MODELS.iter().chain(MIXTURES).chain(&[
+        "bloom",
+        "mpt",
+        "falcon-alibi",
+        "baichuan-alibi",
+        "smollm3",
+        "phi",
+    ]) {
         let golden = golden(name);
         let longest = expected(&golden).into_iter().max_by_key(|(prompt, _)| prompt.len()).expect("prompts");
         for enable_relay_attention in [true, false] {
@@ -105,7 +146,8 @@ fn requests_that_begin_alike_are_read_once() {
 
 #[test]
 fn prompts_in_small_chunks() {
-    for name in ["llama", "gemma3", "qwen2-window"] {
+    let dense = ["llama", "gemma3", "qwen2-window", "bloom", "cohere2", "falcon-new", "gemma2", "opt"];
+    for name in dense.iter().chain(MIXTURES) {
         let golden = golden(name);
         for budget in [8, 11] {
             for (backend, block_size) in backends() {
@@ -119,7 +161,8 @@ fn prompts_in_small_chunks() {
 #[test]
 fn with_a_pool_that_makes_them_give_way() {
     for mode in [PreemptionMode::Swap, PreemptionMode::Recompute, PreemptionMode::Auto] {
-        for name in ["llama", "gemma3"] {
+        let dense = ["llama", "gemma3", "bloom", "cohere2", "phi"];
+        for name in dense.iter().chain(MIXTURES) {
             let golden = golden(name);
             for (backend, block_size) in backends() {
                 let blocks = golden.max_model_len.div_ceil(block_size) + 2;

@@ -11,6 +11,7 @@ use baton_core::{
     TokenId, mask_words,
 };
 use baton_engine::{Engine, EngineConfig, EngineError};
+use baton_model::{LoadFormat, ModelFiles};
 use baton_sched::PreemptionMode;
 use common::{assert_idle, engine, golden, greedy, reference, small_config, with_blocks};
 
@@ -29,6 +30,7 @@ struct Chain {
     fails_at: usize,
 }
 
+#[derive(Clone)]
 struct Follower {
     left: usize,
     delay: Duration,
@@ -75,6 +77,10 @@ impl ConstraintMatcher for Follower {
             mask_of(&STEPS.map(|step| token_id + step), mask);
         }
         Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn ConstraintMatcher> {
+        Box::new(self.clone())
     }
 }
 
@@ -330,4 +336,31 @@ fn clients_may_leave_at_any_time() {
     }
     assert_chain(&tokens, 6);
     handle.shutdown();
+}
+
+/// A model that drafts for itself under the same masks is always right.
+#[test]
+fn a_draft_model_guesses_within_the_mask() {
+    let golden = golden("llama");
+    let json = r#"{"method": "draft_model", "model": "x", "num_speculative_tokens": 4, "adaptive": false}"#;
+    let speculative = serde_json::from_str(json).expect("a configuration");
+    let config = EngineConfig { speculative: Some(speculative), ..small_config(&golden) };
+    let files = ModelFiles::open(&golden.folder, LoadFormat::Auto).expect("golden model");
+    let mut drafting =
+        Engine::with_draft(&files, Some(&files), reference(), &config, &mut |_| {}).expect("both load");
+    let mut plain = llama(|_| {});
+    let kinds = [structured(greedy(40)), sampled(5), SamplingParams { n: 3, top_p: 0.9, ..sampled(6) }];
+    let all = |engine: &mut Engine| -> Vec<Vec<TokenId>> {
+        let requests = kinds.iter().map(|params| request(engine, params, Some(Chain::new(13)))).collect();
+        let outputs = run(engine, requests);
+        outputs.iter().flat_map(|output| output.outputs.iter().map(|one| one.token_ids.clone())).collect()
+    };
+    let (got, want) = (all(&mut drafting), all(&mut plain));
+    assert_eq!(got, want);
+    for tokens in &got {
+        assert_chain(tokens, 13);
+    }
+    let stats = drafting.stats().speculation;
+    assert!(stats.num_accepted_tokens > 20, "{stats:?}");
+    assert_eq!(stats.num_accepted_tokens, stats.num_draft_tokens, "{stats:?}");
 }

@@ -1,8 +1,8 @@
-//! Bounds on work that the grammar engine does unasked and does not bound itself.
+//! Limits for work that the grammar engine does on its own and does not limit.
 //!
-//! When it makes a lexer, it takes one step from the first state for each of the 256 bytes, and for each asks whether
-//! anything can still match. That question is a search without a limit there: for `multipleOf` of two billion it
-//! visits as many states. So the same steps are taken here first, with a limit; what passes is as cheap there.
+//! To build a lexer it takes one step from the start state for each of the 256 bytes, and checks each time whether anything can
+//! still match. That check is an unbounded search: for `multipleOf` of two billion it visits as many states. So the same
+//! steps are taken here first, with a limit; what passes here is cheap there too.
 
 use llguidance::ParserFactory;
 use llguidance::earley::lexerspec::LexerSpec;

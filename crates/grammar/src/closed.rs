@@ -1,10 +1,9 @@
-//! Objects of a schema, closed where the schema leaves them open by saying nothing.
+//! Closes the objects of a schema that does not say whether other keys are allowed.
 //!
-//! JSON Schema lets an object have any further keys unless `additionalProperties` says otherwise, and a model that may
-//! go on writing keys does. Whoever asks for an output of a shape lists the keys that it wants, and other engines
-//! close such objects: so do we, for what clients ask. A schema that says `additionalProperties` or
-//! `unevaluatedProperties` itself is taken at its word, and so is an object whose keys come from several schemas that
-//! apply together (`allOf`, `$ref` beside `properties`, …): closing one of them would forbid the keys of the others.
+//! JSON Schema allows further keys unless `additionalProperties` forbids them, and a model that may write more keys will.
+//! Clients list the keys they want, and other engines close such objects, so we do too. A schema with its own
+//! `additionalProperties` or `unevaluatedProperties` is left as it is, and so is an object whose keys come from several schemas
+//! (`allOf`, `$ref` beside `properties`, …): closing one of them would forbid the keys of the others.
 
 use std::collections::HashSet;
 
@@ -37,7 +36,7 @@ pub fn close_objects(mut schema: Value) -> Value {
     schema
 }
 
-/// The same of a schema's text. What is no JSON is left to the compiler, which says so.
+/// The same for a schema's text. Text that is not JSON is left to the compiler, which reports it.
 #[must_use]
 pub fn closed_schema(text: &str) -> String {
     serde_json::from_str(text).map_or_else(|_| text.to_owned(), |schema| close_objects(schema).to_string())

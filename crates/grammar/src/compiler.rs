@@ -1,21 +1,22 @@
-//! From a wish to a grammar, within limits.
+//! Compiles a structured output into a grammar, within limits.
 //!
-//! A compilation runs on the thread of whoever asks for it, which must have a deep stack ([`STACK_BYTES`]), because
-//! schemas may nest. Nothing can stop it from outside, so every part of it is bounded from inside: the size of the
-//! source, of the grammar and of the lexer, and the work that the lexer's construction may take.
+//! Compilation runs on the calling thread, which needs a deep stack ([`STACK_BYTES`]), because schemas may nest. It cannot be
+//! cancelled, so every part of it has a limit: the size of the source, of the grammar and of the lexer, and the work to build
+//! the lexer.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use baton_core::{Constraint, ConstraintMatcher, StructuredOutput, TokenId};
-use baton_text::Tokenizer;
+use baton_core::{Constraint, ConstraintMatcher, StructuredOutput, TokenFilter, TokenId};
+use baton_text::{TextError, Tokenizer};
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::{Matcher, panic_utils};
 
 use crate::matcher::TokenMatcher;
 use crate::vocabulary::{Vocabulary, first_line};
-use crate::{GrammarError, bounds, gbnf, schema};
+use crate::words::TokenOrder;
+use crate::{FilteredConstraint, GrammarError, bounds, gbnf, schema};
 
 /// Of any one text: a schema, an expression, a grammar, all choices together.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -32,6 +33,8 @@ pub struct GrammarCompiler {
     eos_token_ids: Arc<[TokenId]>,
     /// Made for the first structured output: it takes a moment, and most servers never see one.
     vocabulary: OnceLock<Result<Arc<Vocabulary>, GrammarError>>,
+    /// Made for the first banned word.
+    order: OnceLock<TokenOrder>,
     /// Newest last.
     cache: Mutex<VecDeque<(StructuredOutput, Arc<CompiledGrammar>)>>,
 }
@@ -46,7 +49,14 @@ impl GrammarCompiler {
     /// `vocab_size` is the model's, which may be larger than the tokenizer's. The end tokens are those that end an
     /// output of this model.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Arc<[TokenId]>) -> Self {
-        Self { tokenizer, vocab_size, eos_token_ids, vocabulary: OnceLock::new(), cache: Mutex::default() }
+        Self {
+            tokenizer,
+            vocab_size,
+            eos_token_ids,
+            vocabulary: OnceLock::new(),
+            order: OnceLock::new(),
+            cache: Mutex::default(),
+        }
     }
 
     /// What was compiled before. Takes no time to speak of.
@@ -83,6 +93,18 @@ impl GrammarCompiler {
             let compiling = started.map_err(|error| GrammarError::NoThread { reason: error.to_string() })?;
             compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// The filter of a request, over its grammar if it has one. Takes milliseconds.
+    pub fn filter(
+        &self,
+        filter: &TokenFilter,
+        grammar: Option<Arc<dyn Constraint>>,
+        eos_token_ids: &[TokenId],
+    ) -> Result<FilteredConstraint, TextError> {
+        let order = self.order.get_or_init(|| TokenOrder::new(&self.tokenizer));
+        let banned = order.ban_words(&self.tokenizer, &filter.bad_words)?;
+        Ok(FilteredConstraint::with_banned(filter, banned, grammar, self.vocab_size, eos_token_ids))
     }
 
     fn cached(&self, wish: &StructuredOutput) -> Option<Arc<CompiledGrammar>> {

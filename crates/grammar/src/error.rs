@@ -1,8 +1,8 @@
-//! Why the shape of an output cannot be had.
+//! Why a structured output cannot be compiled.
 
 use thiserror::Error;
 
-/// A structured output that cannot be compiled. The message is for whoever asked for it.
+/// A structured output that cannot be compiled. The message is for the client.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GrammarError {
     #[error("{what} has {bytes} bytes, at most {limit} are allowed")]

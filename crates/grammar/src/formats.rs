@@ -1,8 +1,8 @@
 //! `format` as a regular expression.
 //!
-//! The specification leaves it open whether formats are checked. Here they are kept, and kept so that every checker
-//! agrees: where checkers differ or a format has rare forms, the expression matches the common ones only (no leap
-//! seconds, no year 0, no quoted mailbox, no IPvFuture). Of internationalised formats the ASCII part is written.
+//! The specification leaves it open whether formats are checked. Here they are enforced, so that every validator
+//! agrees: where validators differ or a format has rare forms, the expression matches the common ones only (no leap
+//! seconds, no year 0, no quoted mailbox, no IPvFuture). Of internationalised formats only the ASCII part is allowed.
 
 use std::sync::OnceLock;
 

@@ -1,8 +1,8 @@
-//! Grammars in llama.cpp's GBNF (`root ::= …`), written again in the grammar engine's own language (Lark).
+//! Translates llama.cpp's GBNF grammars (`root ::= …`) to the grammar engine's own language (Lark).
 //!
-//! The engine cuts text into lexemes before it parses, as greedily as it can. A GBNF grammar knows no lexemes: every
-//! rule that does not contain itself is therefore written as one terminal, which is one regular expression, and so is
-//! every run of such rules within one that does. What is left between two lexemes of a recursive rule is cut greedily.
+//! The engine splits text into lexemes before it parses, greedily. GBNF has no lexemes. So every rule that is not recursive
+//! becomes one terminal, which is one regular expression, and so does every run of such rules within a recursive one. What is
+//! left between two lexemes of a recursive rule is split greedily.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

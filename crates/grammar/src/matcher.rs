@@ -1,7 +1,6 @@
-//! One sequence on its way through a grammar, and the rule that JSON numbers end.
+//! The state of one sequence in a grammar, and the rule that JSON numbers end.
 //!
-//! A schema's `integer` is any number of digits, and a model that has fallen into a loop writes them until it runs out
-//! of tokens. So after [`MAX_DIGITS`] digits in a row (of an exponent [`MAX_EXPONENT_DIGITS`]) outside a string no
+//! A schema's `integer` is any number of digits, and a model that is stuck in a loop writes them until it runs out of tokens. So after [`MAX_DIGITS`] digits in a row (of an exponent [`MAX_EXPONENT_DIGITS`]) outside a string no
 //! further digit is allowed, unless only digits are: a constant with more of them is written to its end.
 
 use std::sync::Arc;
@@ -54,6 +53,14 @@ impl ConstraintMatcher for TokenMatcher {
             }
         }
         self.mask(mask)
+    }
+
+    fn fork(&self) -> Box<dyn ConstraintMatcher> {
+        Box::new(Self {
+            vocabulary: Arc::clone(&self.vocabulary),
+            matcher: self.matcher.deep_clone(),
+            numbers: self.numbers,
+        })
     }
 }
 

@@ -1,9 +1,9 @@
-//! A client's JSON Schema, made ready for the grammar engine.
+//! Prepares a client's JSON Schema for the grammar engine.
 //!
-//! The engine refuses keywords that it does not know how to keep, which is what we want. Here is what it would get
-//! wrong or leave open: `format` becomes an expression that every checker agrees with, numbers that its arithmetic
-//! cannot hold are refused or moved to the safe side, as are wishes that equal keys of an object could fake. White space
-//! is bounded, and characters have one way of being written, so that no key can pass for another.
+//! The engine rejects keywords it cannot enforce, which is what we want. This module handles what it would get wrong or leave
+//! open: `format` becomes an expression that every validator agrees with; numbers beyond its arithmetic are rejected or
+//! rounded to the safe side, and so are constraints that duplicate keys could get around. White space is bounded, and each
+//! character has one spelling, so that no key can pass for another.
 //!
 //! Nothing here decides whether an instance is valid; `$ref` and all other keywords are the engine's.
 

@@ -1,6 +1,6 @@
-//! A model's tokens as the grammar engine wants them: a trie of their bytes, with special tokens out of the way.
+//! A model's tokens for the grammar engine: a trie of their bytes, without special tokens.
 //!
-//! A special token is part of no text, so no grammar may draw it: its bytes get a mark that no text has. Ids past the
+//! A special token is never part of a text, so no grammar may allow it: its bytes get a marker that no text has. Ids past the
 //! tokenizer's (models pad their output layer) have no bytes and are never allowed. End tokens are allowed exactly where
 //! the output may end.
 

@@ -20,9 +20,11 @@ pub enum KvEvent {
         /// The tokens of all blocks, `block_size` each.
         token_ids: Vec<TokenId>,
         block_size: usize,
+        /// Which group of layers.
+        group: usize,
     },
     /// These blocks can no longer be found.
-    BlockRemoved { hashes: Vec<BlockHash> },
+    BlockRemoved { hashes: Vec<BlockHash>, group: usize },
     /// Nothing that was reported so far can be found.
     AllCleared,
 }
@@ -56,8 +58,11 @@ impl EventBuffer {
             self.events.push(KvEvent::AllCleared);
             return;
         }
-        if let (Some(KvEvent::BlockRemoved { hashes: last }), KvEvent::BlockRemoved { hashes }) =
-            (self.events.last_mut(), &event)
+        if let (
+            Some(KvEvent::BlockRemoved { hashes: last, group: last_group }),
+            KvEvent::BlockRemoved { hashes, group },
+        ) = (self.events.last_mut(), &event)
+            && last_group == group
         {
             last.extend_from_slice(hashes);
             return;
@@ -75,12 +80,13 @@ mod tests {
     use super::*;
 
     fn removed(tokens: &[TokenId]) -> KvEvent {
-        KvEvent::BlockRemoved { hashes: tokens.iter().map(|&t| BlockHash::root(None).child(&[t])).collect() }
+        let hashes = tokens.iter().map(|&t| BlockHash::root(None).child(&[t])).collect();
+        KvEvent::BlockRemoved { hashes, group: 0 }
     }
 
     fn stored(token: TokenId) -> KvEvent {
         let hashes = vec![BlockHash::root(None).child(&[token])];
-        KvEvent::BlockStored { hashes, parent: None, token_ids: vec![token], block_size: 1 }
+        KvEvent::BlockStored { hashes, parent: None, token_ids: vec![token], block_size: 1, group: 0 }
     }
 
     #[test]

@@ -50,6 +50,19 @@ impl BlockHash {
         Self::keep(&hasher)
     }
 
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_le_bytes(bytes))
+    }
+
+    /// Half of the hash, for those who name blocks by 64 bits, as vLLM's events do.
+    pub fn low_bits(self) -> u64 {
+        self.0 as u64
+    }
+
     fn keep(hasher: &blake3::Hasher) -> Self {
         let mut kept = [0u8; 16];
         kept.copy_from_slice(&hasher.finalize().as_bytes()[..16]);

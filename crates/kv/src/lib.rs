@@ -1,7 +1,7 @@
 //! Paged KV-cache bookkeeping: which physical block holds which tokens of which sequence.
 //!
-//! [`KvCache`] owns two pools of numbered blocks (device and host), a block table for every sequence, reference
-//! counts, and the prefix cache. It holds *numbers only*: no tensor, no thread, no clock. What has to happen to
+//! [`KvCache`] owns two pools of numbered blocks (device and host), the block tables of every sequence (one for each group of
+//! layers that see the same part of it), reference counts, and the prefix cache. It holds *numbers only*: no tensor, no thread, no clock. What has to happen to
 //! the bytes (copy-on-write, swap) is handed back as lists of [`BlockMove`], which the scheduler puts into its Plan.
 //!
 //! ```
@@ -19,24 +19,36 @@
 //!
 //! kv.add_sequence(second, None, 0);
 //! let cached = kv.match_prefix(second, &prompt, 8);
-//! assert_eq!(kv.attach_prefix(second, cached.num_blocks), 8);
+//! assert_eq!(kv.attach_prefix(second, cached.num_rows).num_tokens, 8);
 //! # Ok::<(), baton_kv::KvError>(())
 //! ```
 #![forbid(unsafe_code)]
 
+mod block_pool;
 mod check;
 mod config;
 mod events;
 mod free_list;
 mod hash;
-mod host;
 mod manager;
+mod offload;
 mod pool;
+mod prefix;
+mod stores;
 mod swap;
 mod table;
 
-pub use config::{EvictionPolicy, KvConfig, KvError};
+pub use block_pool::BlockPool;
+pub use config::{EvictionPolicy, KvConfig, KvError, KvGroup};
 pub use events::KvEvent;
 pub use hash::BlockHash;
-pub use manager::{KvCache, KvStats, PrefixMatch, WriteRange};
+pub use manager::{KvCache, KvStats, WriteRange};
+pub use pool::BlockKey;
+pub use prefix::{Attached, PrefixMatch};
+pub use stores::{Load, StorePolicy, StoredRow};
 pub use swap::BlockMove;
+
+use baton_core::BlockId;
+
+/// Stands in a block table for a row that lies behind the window of its group and was given back.
+pub const NO_BLOCK: BlockId = BlockId(u32::MAX);

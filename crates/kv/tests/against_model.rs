@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use baton_core::{SeqId, TokenId};
-use baton_kv::{BlockMove, EvictionPolicy, KvCache, KvConfig, WriteRange};
+use baton_kv::{BlockMove, EvictionPolicy, KvCache, KvConfig, KvGroup, NO_BLOCK, WriteRange};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -35,6 +35,11 @@ enum Operation {
         and: usize,
     },
     SwapIn,
+    /// Saves what would be evicted next; the copies may fail.
+    Offload {
+        count: usize,
+        is_done: bool,
+    },
     Reset,
 }
 
@@ -47,6 +52,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         1 => any::<usize>().prop_map(|which| Operation::Release { which }),
         2 => (any::<usize>(), any::<usize>()).prop_map(|(which, and)| Operation::SwapOut { which, and }),
         2 => Just(Operation::SwapIn),
+        3 => (1..40usize, prop::bool::weighted(0.8)).prop_map(|(count, is_done)| Operation::Offload { count, is_done }),
         1 => Just(Operation::Reset),
     ];
     prop::collection::vec(operation, 1..120)
@@ -60,11 +66,14 @@ struct Model {
     salt: bool,
 }
 
+/// What a slot holds: which lane's KV, the salt, and the whole prefix up to it.
+type Content = Option<(usize, bool, Vec<TokenId>)>;
+
 struct Harness {
     kv: KvCache,
     sequences: BTreeMap<SeqId, Model>,
-    device: Vec<Option<(bool, Vec<TokenId>)>>, // each slot: salt and the whole prefix up to it
-    host: Vec<Option<(bool, Vec<TokenId>)>>,
+    device: Vec<Content>,
+    host: Vec<Content>,
     next: u64,
 }
 
@@ -123,6 +132,18 @@ impl Harness {
             }
             Operation::SwapOut { which, and } => self.swap_out(which, and),
             Operation::SwapIn => self.swap_in(),
+            Operation::Offload { count, is_done } => {
+                let moves = self.kv.offload(count, usize::MAX);
+                let size = self.kv.config().block_size;
+                for BlockMove { from, to } in &moves {
+                    for slot in 0..size {
+                        let content = self.device[from.index() * size + slot].clone();
+                        self.host[to.index() * size + slot] = is_done.then_some(content).flatten();
+                    }
+                }
+                self.kv.check_invariants();
+                self.kv.confirm_saved(&moves, is_done);
+            }
             Operation::Reset => self.kv.reset_prefix_cache(),
         }
     }
@@ -145,14 +166,29 @@ impl Harness {
         let model = self.sequences.get_mut(&id).expect("just added");
         let found = self.kv.match_prefix(id, &model.token_ids, model.token_ids.len() - 1);
         let free = self.kv.num_free_blocks();
-        model.num_computed = self.kv.attach_prefix(id, found.num_blocks);
+        if found.num_free_blocks > free {
+            return;
+        }
+        let attached = self.kv.attach_prefix(id, found.num_rows);
+        model.num_computed = attached.num_tokens;
         assert_eq!(self.kv.num_free_blocks(), free - found.num_free_blocks);
+        assert_eq!(self.kv.num_distinct_blocks(&[id]), found.num_blocks);
         assert!(model.num_computed < model.token_ids.len());
+        self.kv.check_invariants();
+        let size = self.kv.config().block_size;
+        for BlockMove { from, to } in attached.fetches {
+            for slot in 0..size {
+                let content = self.host[from.index() * size + slot].clone();
+                self.device[to.index() * size + slot] = content;
+            }
+        }
+        self.kv.end_fetch(id);
     }
 
     /// Computes all tokens that are not computed yet, if there is room.
     fn compute(&mut self, id: SeqId) {
         let model = self.sequences[&id].clone();
+        self.kv.trim(id, model.num_computed);
         let write = WriteRange { seq_id: id, start: model.num_computed, end: model.token_ids.len() };
         let (needed, free) = (self.kv.blocks_needed(&[write]), self.kv.num_free_blocks());
         let mut copies = Vec::new();
@@ -170,9 +206,11 @@ impl Harness {
                 self.device[to.index() * size + slot] = content;
             }
         }
-        for position in write.start..write.end {
-            let slot = self.kv.block_table(id)[position / size].index() * size + position % size;
-            self.device[slot] = Some((model.salt, model.token_ids[..=position].to_vec()));
+        for (lane, blocks) in self.kv.block_tables(id).iter().enumerate() {
+            for position in write.start..write.end {
+                let slot = blocks[position / size].index() * size + position % size;
+                self.device[slot] = Some((lane, model.salt, model.token_ids[..=position].to_vec()));
+            }
         }
         self.kv.commit(id, &model.token_ids, write.end);
         self.sequences.get_mut(&id).expect("here").num_computed = write.end;
@@ -185,7 +223,8 @@ impl Harness {
         let moves = self.kv.swap_out(&ids);
         assert_eq!(moves.is_some(), needed <= free);
         let Some(moves) = moves else { return };
-        assert_eq!(moves.len(), needed, "every block is moved once");
+        // What was copied ahead of need is not copied again.
+        assert!(moves.len() <= needed, "every block is moved once");
         let size = self.kv.config().block_size;
         for BlockMove { from, to } in moves {
             for slot in 0..size {
@@ -224,10 +263,16 @@ impl Harness {
         for (id, model) in &self.sequences {
             assert_eq!(self.kv.is_swapped(*id), model.is_swapped);
             let tier = if model.is_swapped { &self.host } else { &self.device };
-            for position in 0..model.num_computed {
-                let slot = self.kv.block_table(*id)[position / size].index() * size + position % size;
-                let expected = Some((model.salt, model.token_ids[..=position].to_vec()));
-                assert_eq!(tier[slot], expected, "sequence {id}, position {position}");
+            let groups = self.kv.config().groups.iter().enumerate();
+            let lanes = groups.flat_map(|(group, spec)| std::iter::repeat_n(group, spec.lanes));
+            for ((lane, blocks), group) in self.kv.block_tables(*id).iter().enumerate().zip(lanes) {
+                let first = self.kv.config().first_row(group, model.num_computed) * size;
+                for position in first..model.num_computed {
+                    assert!(blocks[position / size] != NO_BLOCK, "sequence {id}, position {position}");
+                    let slot = blocks[position / size].index() * size + position % size;
+                    let expected = Some((lane, model.salt, model.token_ids[..=position].to_vec()));
+                    assert_eq!(tier[slot], expected, "sequence {id}, lane {lane}, position {position}");
+                }
             }
         }
     }
@@ -240,14 +285,23 @@ proptest! {
     fn every_sequence_finds_its_own_tokens(
         operations in operations(),
         block_size in 1..5usize,
-        num_device_blocks in 4..40usize,
-        num_host_blocks in 0..20usize,
+        num_device_blocks in 8..60usize,
+        num_host_blocks in 0..40usize,
+        windows in prop::collection::vec((prop::option::of(1..12usize), 1..4usize), 1..4),
         enable_prefix_caching in prop::bool::weighted(0.8),
         is_lfu in any::<bool>(),
     ) {
         let eviction = if is_lfu { EvictionPolicy::Lfu } else { EvictionPolicy::Lru };
         let mut harness = Harness::new(KvConfig {
-            num_device_blocks, num_host_blocks, block_size, enable_prefix_caching, eviction, event_capacity: 8,
+            num_device_blocks,
+            num_host_blocks,
+            block_size,
+            groups: windows.iter().map(|&(window, lanes)| KvGroup { window, lanes }).collect(),
+            enable_prefix_caching,
+            enable_host_cache: true,
+            eviction,
+            store: baton_kv::StorePolicy::Off,
+            event_capacity: 8,
         });
         for operation in &operations {
             harness.apply(operation);

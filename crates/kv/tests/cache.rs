@@ -1,7 +1,7 @@
 //! The habits of the cache that a random test would not notice: who is evicted, what is reported, what is shared.
 
 use baton_core::{SeqId, TokenId};
-use baton_kv::{EvictionPolicy, KvCache, KvConfig, KvError, KvEvent, WriteRange};
+use baton_kv::{EvictionPolicy, KvCache, KvConfig, KvError, KvEvent, KvGroup, NO_BLOCK, WriteRange};
 
 const BLOCK: usize = 4;
 
@@ -25,14 +25,14 @@ fn tokens(first: TokenId, num_blocks: usize) -> Vec<TokenId> {
 fn compute(kv: &mut KvCache, id: u64, token_ids: &[TokenId]) -> usize {
     kv.add_sequence(SeqId(id), None, 0);
     let found = kv.match_prefix(SeqId(id), token_ids, token_ids.len() - 1);
-    let start = kv.attach_prefix(SeqId(id), found.num_blocks);
+    let start = kv.attach_prefix(SeqId(id), found.num_rows).num_tokens;
     fill(kv, SeqId(id), token_ids);
     start
 }
 
 /// Computes what a sequence does not have yet.
 fn fill(kv: &mut KvCache, seq_id: SeqId, token_ids: &[TokenId]) {
-    let start = kv.block_table(seq_id).len() * BLOCK;
+    let start = kv.num_rows(seq_id) * BLOCK;
     kv.reserve(WriteRange { seq_id, start, end: token_ids.len() }, &mut Vec::new()).expect("room");
     kv.commit(seq_id, token_ids, token_ids.len());
 }
@@ -42,7 +42,7 @@ fn num_cached(kv: &mut KvCache, token_ids: &[TokenId]) -> usize {
     kv.add_sequence(id, None, 0);
     let found = kv.match_prefix(id, token_ids, token_ids.len());
     kv.remove_sequence(id);
-    found.num_blocks
+    found.num_rows
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn salts_do_not_share() {
     let mut kv = cache(8, EvictionPolicy::Lru);
     compute(&mut kv, 1, &tokens(0, 2));
     kv.add_sequence(SeqId(2), Some("other"), 0);
-    assert_eq!(kv.match_prefix(SeqId(2), &tokens(0, 2), 8).num_blocks, 0);
+    assert_eq!(kv.match_prefix(SeqId(2), &tokens(0, 2), 8).num_rows, 0);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn salts_share_whole_public_blocks_and_nothing_after_them() {
     let prompt = tokens(0, 4);
     let matched = |kv: &mut KvCache, id: u64, salt: Option<&str>, num_public: usize| {
         kv.add_sequence(SeqId(id), salt, num_public);
-        kv.match_prefix(SeqId(id), &prompt, prompt.len()).num_blocks
+        kv.match_prefix(SeqId(id), &prompt, prompt.len()).num_rows
     };
     // Two whole blocks and a part of the third are public.
     let num_public = 2 * BLOCK + 1;
@@ -122,14 +122,15 @@ fn events_tell_what_is_stored_and_removed() {
     let first = tokens(0, 2);
     compute(&mut kv, 1, &first);
     let events = kv.take_events();
-    let [KvEvent::BlockStored { hashes, parent: None, token_ids, block_size: BLOCK }] = &events[..] else {
+    let [KvEvent::BlockStored { hashes, parent: None, token_ids, block_size: BLOCK, group: 0 }] = &events[..]
+    else {
         panic!("{events:?}");
     };
     assert_eq!((hashes.len(), token_ids), (2, &first));
     let hashes = hashes.clone();
     kv.remove_sequence(SeqId(1));
     compute(&mut kv, 2, &[9, 9]);
-    assert_eq!(kv.take_events(), [KvEvent::BlockRemoved { hashes: vec![hashes[1]] }]);
+    assert_eq!(kv.take_events(), [KvEvent::BlockRemoved { hashes: vec![hashes[1]], group: 0 }]);
     kv.reset_prefix_cache();
     assert_eq!(kv.take_events(), [KvEvent::AllCleared]);
     assert_eq!(num_cached(&mut kv, &first), 0);
@@ -162,7 +163,7 @@ fn beams_keep_sharing_in_the_host_tier_and_what_stays_cached_needs_no_copy_back(
     kv.check_invariants();
     let back = kv.swap_in(&group).expect("the device has room");
     assert_eq!(back.len(), 1, "only the partial block is not cached on the device");
-    assert_eq!(kv.block_table(SeqId(1)), kv.block_table(SeqId(2)));
+    assert_eq!(kv.block_tables(SeqId(1)), kv.block_tables(SeqId(2)));
     kv.check_invariants();
 }
 
@@ -178,8 +179,8 @@ fn the_last_holder_of_a_shared_block_writes_in_place() {
         kv.reserve(write, &mut copies).expect("room");
     }
     assert_eq!(copies.len(), 1);
-    assert_eq!(kv.block_table(SeqId(1))[0], kv.block_table(SeqId(2))[0]);
-    assert_ne!(kv.block_table(SeqId(1))[1], kv.block_table(SeqId(2))[1]);
+    assert_eq!(kv.block_tables(SeqId(1))[0][0], kv.block_tables(SeqId(2))[0][0]);
+    assert_ne!(kv.block_tables(SeqId(1))[0][1], kv.block_tables(SeqId(2))[0][1]);
 }
 
 #[test]
@@ -213,5 +214,84 @@ fn a_pinned_prefix_outlives_eviction_and_a_reset() {
     assert_eq!(compute(&mut kv, 3, &longer), 2 * BLOCK);
     kv.remove_sequence(SeqId(3));
     assert_eq!(num_cached(&mut kv, &longer), 3);
+    kv.check_invariants();
+}
+
+fn windowed(num_device_blocks: usize, num_host_blocks: usize) -> KvCache {
+    let groups = vec![KvGroup::default(), KvGroup { window: Some(2 * BLOCK), lanes: 2 }];
+    let config =
+        KvConfig { num_device_blocks, num_host_blocks, block_size: BLOCK, groups, ..KvConfig::default() };
+    KvCache::new(config).expect("a valid configuration")
+}
+
+#[test]
+fn rows_behind_a_window_are_given_back_and_a_hit_needs_the_last_ones_only() {
+    let mut kv = windowed(64, 0);
+    let prompt = tokens(0, 8);
+    compute(&mut kv, 1, &prompt);
+    assert_eq!(kv.stats().num_device_blocks_used, 8 + 2 * 8);
+    kv.trim(SeqId(1), prompt.len());
+    assert_eq!(kv.stats().num_device_blocks_used, 8 + 2 * 2, "a window of two rows is left");
+    let tables = kv.block_tables(SeqId(1));
+    assert_eq!(tables.len(), 3, "a table for each lane");
+    assert!(tables[0].iter().all(|block| *block != NO_BLOCK));
+    assert_eq!(tables[1].iter().filter(|block| **block == NO_BLOCK).count(), 6);
+    kv.add_sequence(SeqId(2), None, 0);
+    let longer = [prompt.clone(), vec![7]].concat();
+    let found = kv.match_prefix(SeqId(2), &longer, prompt.len());
+    assert_eq!((found.num_rows, found.num_blocks, found.num_free_blocks), (8, 8 + 2 * 2, 0));
+    assert_eq!(kv.attach_prefix(SeqId(2), 8).num_tokens, 8 * BLOCK);
+    assert_eq!(kv.block_tables(SeqId(2)), tables);
+    kv.check_invariants();
+    // A sequence of its own takes all that is free; of the windowed group the last rows stay with the first one.
+    kv.remove_sequence(SeqId(2));
+    compute(&mut kv, 3, &tokens(500, 17)[..17 * BLOCK - 1]);
+    assert_eq!(num_cached(&mut kv, &prompt), 8);
+    assert_eq!(num_cached(&mut kv, &prompt[..7 * BLOCK]), 0, "the window before the seventh row is gone");
+    kv.check_invariants();
+}
+
+#[test]
+fn what_left_the_device_is_found_in_the_host_tier() {
+    let mut kv = windowed(16, 24);
+    let prompt = tokens(0, 4);
+    compute(&mut kv, 1, &prompt);
+    kv.remove_sequence(SeqId(1));
+    assert!(kv.offload(100, 3).is_empty(), "four empty blocks are left");
+    let saved = kv.offload(100, 4);
+    assert_eq!(saved.len(), 12);
+    kv.check_invariants();
+    kv.add_sequence(SeqId(2), None, 0);
+    compute(&mut kv, 3, &tokens(100, 5));
+    assert_eq!(kv.match_prefix(SeqId(2), &prompt, 16).num_rows, 0, "the copies may still fail");
+    kv.confirm_saved(&saved, true);
+    kv.remove_sequence(SeqId(3));
+    let found = kv.match_prefix(SeqId(2), &prompt, 16);
+    assert_eq!((found.num_rows, found.num_host_rows, found.num_blocks), (4, 6, 8));
+    let attached = kv.attach_prefix(SeqId(2), 4);
+    assert_eq!((attached.num_tokens, attached.fetches.len()), (16, 8), "of the windowed group two rows");
+    assert_eq!(kv.stats().num_host_blocks_used, 8);
+    kv.check_invariants();
+    kv.end_fetch(SeqId(2));
+    kv.commit(SeqId(2), &prompt, 16);
+    assert_eq!((kv.stats().num_host_blocks_used, kv.stats().num_host_cached_blocks), (0, 8));
+    kv.check_invariants();
+    // What failed cannot be found.
+    kv.remove_sequence(SeqId(2));
+    let lost = kv.offload(100, 16);
+    kv.confirm_saved(&lost, false);
+    kv.reset_prefix_cache();
+    assert_eq!(kv.stats().num_host_cached_blocks, 0);
+    kv.check_invariants();
+}
+
+#[test]
+fn rows_of_tokens_that_did_not_come_are_given_back() {
+    let mut kv = windowed(64, 0);
+    compute(&mut kv, 1, &tokens(0, 2));
+    kv.reserve(WriteRange { seq_id: SeqId(1), start: 8, end: 15 }, &mut Vec::new()).expect("room");
+    assert_eq!(kv.num_rows(SeqId(1)), 4);
+    kv.truncate(SeqId(1), 9);
+    assert_eq!((kv.num_rows(SeqId(1)), kv.stats().num_device_blocks_used), (3, 9));
     kv.check_invariants();
 }

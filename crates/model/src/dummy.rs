@@ -6,14 +6,18 @@
 
 use std::collections::HashMap;
 
-use baton_backend::{RandomFill, SharedBytes, Tensor, WeightFormat};
+use baton_backend::{RandomFill, Scales, SharedBytes, Tensor, TensorError, WeightFormat};
 use half::{bf16, f16};
 
-use crate::tensor_names::{ExpectedTensor, expected_tensors};
-use crate::{ModelConfig, ModelError, NameScheme, WeightSource};
+use crate::estimate::stored_format;
+use crate::tensor_names::{ExpectedTensor, Role, expected_tensors};
+use crate::{ModelConfig, ModelError, NameScheme, QuantMethod, QuantizationConfig, WeightSource};
 
 /// Uniform values within ±0.0346 have the standard deviation 0.02 that models are initialised with.
 const LARGEST: f32 = 0.0346;
+/// Of embeddings where there are experts. What a token is must outweigh what its neighbours have in common, or all tokens go to the
+/// same experts, and a step reads fewer weights than one of real tokens.
+const LARGEST_ROUTED: f32 = 1.0;
 
 #[derive(Debug)]
 pub struct DummyWeights {
@@ -21,6 +25,8 @@ pub struct DummyWeights {
     seed: u64,
     /// What makes a norm the identity: 1 less the offset that is added when it is loaded.
     norm_value: f32,
+    quantization: Option<QuantizationConfig>,
+    largest_embedding: f32,
     tensors: Vec<ExpectedTensor>,
     by_name: HashMap<String, usize>,
 }
@@ -36,7 +42,27 @@ impl DummyWeights {
         let by_name =
             tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         let norm_value = 1.0 - config.norm_weight_offset;
-        Ok(Self { format: config.dtype, seed, norm_value, tensors, by_name })
+        let largest_embedding = if config.experts.is_some() { LARGEST_ROUTED } else { LARGEST };
+        let quantization = config.quantization.clone();
+        Ok(Self { format: config.dtype, seed, norm_value, quantization, largest_embedding, tensors, by_name })
+    }
+
+    fn stored(&self, tensor: &ExpectedTensor) -> WeightFormat {
+        stored_format(self.format, self.quantization.as_ref(), tensor)
+    }
+
+    fn random(&self, expected: &ExpectedTensor, fill: RandomFill) -> Result<Tensor, TensorError> {
+        let (rows, cols) = (expected.rows, expected.cols);
+        let tensor = Tensor::random(self.stored(expected), rows, cols, fill)?;
+        let method = self.quantization.as_ref().map(|quantization| quantization.method);
+        let Some(QuantMethod::Fp8 { block: Some((block_rows, block_cols)), .. }) =
+            method.filter(|_| tensor.format() == WeightFormat::F8_E4M3)
+        else {
+            return Ok(tensor);
+        };
+        let across = cols.div_ceil(block_cols);
+        let scales = vec![fill.e4m3_scale(); rows.div_ceil(block_rows) * across];
+        tensor.with_scales(Scales::of_blocks(scales, block_rows, block_cols, across))
     }
 
     fn norm_bytes(&self, count: usize) -> Vec<u8> {
@@ -53,11 +79,13 @@ impl WeightSource for DummyWeights {
         let Some(&index) = self.by_name.get(name) else { return Ok(None) };
         let expected = &self.tensors[index];
         let (rows, cols) = (expected.rows, expected.cols);
-        let tensor = if expected.role.is_norm() {
+        let tensor = if expected.role.is_norm() && !expected.is_bias {
             Tensor::new(self.format, rows, cols, SharedBytes::from_vec(self.norm_bytes(rows * cols)))
         } else {
             let seed = self.seed ^ fnv1a(name.as_bytes());
-            Tensor::random(self.format, rows, cols, RandomFill { seed, largest: LARGEST })
+            let is_embedding = expected.role == Role::TokenEmbedding;
+            let largest = if is_embedding { self.largest_embedding } else { LARGEST };
+            self.random(expected, RandomFill { seed, largest })
         };
         tensor.map(Some).map_err(|cause| ModelError::Tensor { name: name.to_owned(), cause })
     }
@@ -66,9 +94,21 @@ impl WeightSource for DummyWeights {
         self.tensors.iter().map(|tensor| tensor.name.clone()).collect()
     }
 
+    fn formats(&self) -> Result<Vec<WeightFormat>, ModelError> {
+        let mut formats = Vec::new();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.rows > 1) {
+            if !formats.contains(&self.stored(tensor)) {
+                formats.push(self.stored(tensor));
+            }
+        }
+        Ok(formats)
+    }
+
     fn total_bytes(&self) -> u64 {
-        let value_bytes = self.format.block_bytes() as u64;
-        self.tensors.iter().map(|tensor| tensor.rows as u64 * tensor.cols as u64 * value_bytes).sum()
+        let bytes = |tensor: &ExpectedTensor| {
+            self.stored(tensor).row_bytes(tensor.cols).unwrap_or(0) as u64 * tensor.rows as u64
+        };
+        self.tensors.iter().map(bytes).sum()
     }
 }
 

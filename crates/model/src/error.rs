@@ -13,7 +13,7 @@ pub enum ModelError {
     Malformed { path: PathBuf, cause: String },
     #[error("{what}")]
     Config { what: String },
-    #[error("architecture {name:?} is not one of llama, mistral, qwen2, qwen3, gemma3")]
+    #[error("architecture {name:?} is not supported; docs/models.md lists those that are")]
     UnknownArchitecture { name: String },
     #[error("the checkpoint has no tensor {name:?}; it may be incomplete or of another architecture")]
     MissingTensor { name: String },

@@ -16,9 +16,10 @@ pub use vocabulary::{GgufVocabFields, TokenizerSource};
 use crate::dummy::DummyWeights;
 use crate::gguf::GgufFile;
 use crate::mapped_file::{malformed, read_bounded, read_if_present};
+use crate::quantization::QuantizedWeights;
 use crate::safetensors::Safetensors;
 use crate::tensor_names::{Role, weight_name};
-use crate::{GenerationDefaults, ModelConfig, ModelError, NameScheme, WeightSource};
+use crate::{GenerationDefaults, ModelConfig, ModelError, NameScheme, RoundTo, RoundedWeights, WeightSource};
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -65,6 +66,7 @@ pub struct ModelFiles {
     config: ModelConfig,
     generation: GenerationDefaults,
     weights: Weights,
+    round_to: Option<RoundTo>,
 }
 
 impl ModelFiles {
@@ -111,8 +113,9 @@ impl ModelFiles {
             path: path.to_owned(),
             directory: None,
             config: ModelConfig::from_gguf(&file)?,
-            generation: GenerationDefaults::default(),
+            generation: GenerationDefaults::from_gguf(file.metadata())?,
             weights: Weights::Gguf(Arc::new(file)),
+            round_to: None,
         })
     }
 
@@ -132,6 +135,7 @@ impl ModelFiles {
         let config = read_bounded(&config_path, MAX_CONFIG_BYTES)?;
         let generation = read_if_present(&directory.join("generation_config.json"), MAX_CONFIG_BYTES)?;
         let mut config = ModelConfig::from_json(&config, generation.as_deref())?;
+        config.read_sentence_transformers(directory)?;
         let weights = match format {
             LoadFormat::Dummy => Weights::Dummy,
             _ => match Safetensors::open_directory(directory)? {
@@ -154,6 +158,7 @@ impl ModelFiles {
             config,
             generation,
             weights,
+            round_to: None,
         })
     }
 
@@ -177,14 +182,34 @@ impl ModelFiles {
         }
     }
 
+    /// The shape of a tensor of a directory, as its file has it.
+    pub(crate) fn stored_shape(&self, name: &str) -> Option<&[usize]> {
+        match &self.weights {
+            Weights::Safetensors(weights) => weights.entry(name).map(|entry| entry.shape.as_slice()),
+            _ => None,
+        }
+    }
+
+    /// Weights in floats are rounded to this from now on.
+    pub fn round_to(&mut self, to: RoundTo) {
+        self.round_to = Some(to);
+    }
+
     /// The weights, or an error that says how to go on without.
     pub fn weights(&self) -> Result<Arc<dyn WeightSource>, ModelError> {
-        match &self.weights {
-            Weights::Gguf(file) => Ok(Arc::clone(file) as Arc<dyn WeightSource>),
-            Weights::Safetensors(weights) => Ok(Arc::clone(weights) as Arc<dyn WeightSource>),
-            Weights::Dummy => Ok(Arc::new(DummyWeights::new(&self.config, DUMMY_SEED)?)),
-            Weights::Absent => Err(self.no_weights()),
-        }
+        let weights: Arc<dyn WeightSource> = match &self.weights {
+            Weights::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
+            Weights::Safetensors(weights) => match &self.config.quantization {
+                Some(config) => Arc::new(QuantizedWeights::new(Arc::clone(weights), config.clone())),
+                None => Arc::clone(weights) as Arc<dyn WeightSource>,
+            },
+            Weights::Dummy => Arc::new(DummyWeights::new(&self.config, DUMMY_SEED)?),
+            Weights::Absent => return Err(self.no_weights()),
+        };
+        Ok(match self.round_to {
+            Some(to) => Arc::new(RoundedWeights::new(weights, &self.config, to)),
+            None => weights,
+        })
     }
 
     fn no_weights(&self) -> ModelError {

@@ -2,10 +2,12 @@
 //! They must return whatever the bytes are. The seeded mutation tests and the fuzz targets both call them.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use baton_backend::SharedBytes;
 
-use crate::{GenerationDefaults, GgufFile, ModelConfig, Safetensors, WeightSource};
+use crate::quantization::QuantizedWeights;
+use crate::{GenerationDefaults, GgufFile, ModelConfig, QuantizationConfig, Safetensors, WeightSource};
 
 /// A GGUF file: header, configuration and every tensor. True if it opened.
 pub fn gguf(bytes: &[u8]) -> bool {
@@ -24,6 +26,19 @@ pub fn safetensors(bytes: &[u8]) -> bool {
     let path = Path::new("memory.safetensors");
     let Ok(file) = Safetensors::from_bytes(path, SharedBytes::from_vec(bytes.to_vec())) else { return false };
     touch_all(&file);
+    true
+}
+
+/// A `quantization_config` and the safetensors file that goes with it: every weight. True if both opened.
+pub fn quantised(config: &[u8], weights: &[u8]) -> bool {
+    let config =
+        serde_json::from_slice(config).ok().and_then(|value| QuantizationConfig::from_json(&value).ok());
+    let path = Path::new("memory.safetensors");
+    let file = Safetensors::from_bytes(path, SharedBytes::from_vec(weights.to_vec()));
+    let (Some(config), Ok(file)) = (config, file) else { return false };
+    let weights = QuantizedWeights::new(Arc::new(file), config);
+    let _ = weights.formats();
+    touch_all(&weights);
     true
 }
 

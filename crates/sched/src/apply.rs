@@ -6,7 +6,7 @@ use baton_kv::KvCache;
 use crate::group::{Group, Place};
 use crate::select::best_continuations;
 use crate::sequence::Sequence;
-use crate::{Plan, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult};
+use crate::{Plan, PlannedSeq, SampledToken, Scheduler, SeqResult, StepResult, Wait};
 
 impl Scheduler {
     /// Takes the result of the oldest Plan in flight. Plans are applied in the order in which they were scheduled.
@@ -20,7 +20,7 @@ impl Scheduler {
             plan.is_empty() || oldest == Some(plan.step),
             "Plans are applied in the order in which they were scheduled"
         );
-        let moved = self.land(plan);
+        let moved = self.retire_plan(plan, Some(result));
         let mut outputs = Vec::new();
         let mut results = result.seqs.as_slice();
         for planned in plan.seqs.chunk_by(|one, next| one.request_id == next.request_id) {
@@ -38,18 +38,18 @@ impl Scheduler {
     /// `FinishReason::Error`. The others go on. A Plan that could not be submitted fails before the one that is still
     /// being computed, so this is the one call that may come out of order.
     pub fn fail(&mut self, plan: &Plan) -> Vec<RequestOutput> {
-        let mut ids = self.land(plan);
+        let mut ids = self.retire_plan(plan, None);
         ids.extend(plan.seqs.iter().map(|planned| planned.request_id));
         let mut outputs = Vec::new();
         for id in ids {
-            outputs.extend(self.cut_short(id, FinishReason::Error));
+            outputs.extend(self.finish_early(id, FinishReason::Error));
             self.give_back_finished(id);
         }
         outputs
     }
 
-    /// The Plan is no longer in flight. Returns the requests that it swapped.
-    fn land(&mut self, plan: &Plan) -> Vec<RequestId> {
+    /// The Plan is no longer in flight; without a result it failed. Returns the requests whose blocks it moved.
+    fn retire_plan(&mut self, plan: &Plan, result: Option<&StepResult>) -> Vec<RequestId> {
         if plan.is_empty() {
             return Vec::new();
         }
@@ -60,14 +60,38 @@ impl Scheduler {
             let group = self.groups.get_mut(id).expect("a request stays as long as a Plan moves it");
             group.num_moves_in_flight -= 1;
         }
-        for planned in &plan.seqs {
+        for (index, planned) in plan.seqs.iter().enumerate() {
             let group = self.groups.get_mut(&planned.request_id).expect("a request in flight stays");
             let seq = find(group, planned);
+            let num_drafts = planned.num_drafts as usize;
+            let num_tokens = result.map_or(0, |result| result.seqs[index].samples.len());
+            // All tokens but one were guessed right; the others were computed in vain.
+            let num_rejected = num_drafts - num_drafts.min(num_tokens.saturating_sub(1));
             seq.num_in_flight -= 1;
-            seq.num_applied += planned.token_ids.len();
+            seq.num_applied += planned.token_ids.len() - num_rejected;
             seq.num_pending -= usize::from(!planned.samples.is_empty());
+            if num_drafts > 0 {
+                seq.num_drafts_in_flight = 0;
+                seq.num_computed -= num_rejected;
+                self.kv.truncate(seq.id, seq.num_computed);
+            }
         }
-        record.moved
+        self.kv.confirm_saved(&plan.swap_out, result.is_some());
+        let mut moved = record.moved;
+        let failed = plan.fetches.iter().map(|fetch| fetch.id).filter(|_| result.is_none());
+        let done = result.into_iter().flat_map(|result| result.fetched.iter().copied());
+        for id in failed.chain(done) {
+            // A device may tell twice, or of what has failed.
+            let Some(request_id) = self.fetches.remove(&id) else { continue };
+            let group = self.groups.get_mut(&request_id).expect("a request stays until its KV is there");
+            group.fetch = None;
+            for seq in group.seqs.iter_mut().filter(|seq| seq.has_table) {
+                seq.set_wait(Wait::Transfer, false);
+                self.kv.end_fetch(seq.id);
+            }
+            moved.push(request_id);
+        }
+        moved
     }
 
     fn apply_to_request(
@@ -82,7 +106,7 @@ impl Scheduler {
             return None;
         }
         if !planned.iter().zip(results).all(|(planned, result)| has_shape(group, planned, result)) {
-            return self.cut_short(id, FinishReason::Error);
+            return self.finish_early(id, FinishReason::Error);
         }
         for (planned, result) in planned.iter().zip(results) {
             group.add_prompt_logprobs(&result.prompt_logprobs);
@@ -125,6 +149,8 @@ fn find<'a>(group: &'a mut Group, planned: &PlannedSeq) -> &'a mut Sequence {
 fn has_shape(group: &Group, planned: &PlannedSeq, result: &SeqResult) -> bool {
     let has_tokens = if group.is_beam() {
         planned.samples.is_empty() || !result.candidates.is_empty()
+    } else if planned.num_drafts > 0 {
+        (1..=planned.num_drafts as usize + 1).contains(&result.samples.len())
     } else {
         result.samples.len() == planned.samples.len()
     };
@@ -146,12 +172,14 @@ fn take_samples(
         if !group.forked {
             fork_continuations(group, kv);
         }
-        for (sample, sampled) in planned.samples.iter().zip(&result.samples) {
+        // With drafts one sequence draws several tokens, else each draws one.
+        let per_sample = if planned.num_drafts > 0 { result.samples.len() } else { 1 };
+        for (sample, sampled) in planned.samples.iter().zip(result.samples.chunks(per_sample)) {
             let position = group.seqs.iter().position(|seq| seq.id == sample.seq_id);
             let position = position.expect("a sequence in flight stays");
             // What was planned ahead for a sequence that has ended meanwhile is of no use.
             if group.seqs[position].finish.is_none() {
-                outputs.push(take_sample(group, position, sampled));
+                outputs.push(take_samples_of(group, position, sampled));
             }
         }
     }
@@ -167,20 +195,32 @@ fn fork_continuations(group: &mut Group, kv: &mut KvCache) {
     }
 }
 
-fn take_sample(group: &mut Group, position: usize, sampled: &SampledToken) -> SequenceOutput {
+/// Appends tokens to a sequence, up to the one that ends it.
+fn take_samples_of(group: &mut Group, position: usize, sampled: &[SampledToken]) -> SequenceOutput {
     let wants_logprobs = group.request.params.logprobs.is_some();
     let keeps_logprobs = group.request.params.selects_at_end();
-    let finish = group.finish_after(group.seqs[position].token_ids.len() + 1, sampled.token_id);
+    let mut logprobs = Vec::new();
+    let mut token_ids = Vec::with_capacity(sampled.len());
+    let mut finish = None;
+    for sampled in sampled {
+        finish = group.finish_after(group.seqs[position].token_ids.len() + 1, sampled.token_id);
+        group.seqs[position].push(sampled);
+        token_ids.push(sampled.token_id);
+        if wants_logprobs {
+            logprobs.extend(sampled.logprobs.iter().cloned());
+        }
+        if finish.is_some() {
+            break;
+        }
+    }
     let seq = &mut group.seqs[position];
-    seq.push(sampled);
     seq.finish = finish;
-    let mut logprobs = if wants_logprobs { sampled.logprobs.iter().cloned().collect() } else { Vec::new() };
     if keeps_logprobs {
         seq.logprobs.append(&mut logprobs);
     }
     SequenceOutput {
         index: seq.index,
-        token_ids: vec![sampled.token_id],
+        token_ids,
         logprobs,
         cumulative_logprob: seq.cumulative_logprob,
         finish_reason: finish.map(|finish| finish.reason),

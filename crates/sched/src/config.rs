@@ -3,7 +3,7 @@
 use baton_kv::KvConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::SchedError;
+use crate::{CostModel, SchedError};
 
 /// Who comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,15 @@ pub struct SchedConfig {
     /// The cost of moving one token's KV in one direction, in the same unit as `recompute_cost_per_token`.
     pub swap_cost_per_token: f64,
     pub recompute_cost_per_token: f64,
+    /// Tiers beyond the host's memory are asked only where so many tokens are missing.
+    pub min_store_tokens: usize,
+    /// Decodes that begin alike stand side by side in a Plan, so that what they share can be read once. A decode has at most so
+    /// many tokens. 0: the order is that of the queue.
+    pub relay_max_queries: usize,
+    /// A tenant may make a step at most so many times as long as it is for the tenant that asks the least of it; 0: there is
+    /// no limit but the step's own.
+    pub max_step_slowdown: f64,
+    pub cost: CostModel,
     /// How many Plans may be scheduled and not yet applied: 1, or 2 to plan a step while one is computed.
     pub max_plans_in_flight: usize,
 }
@@ -71,6 +80,10 @@ impl Default for SchedConfig {
             long_prefill_token_threshold: 0,
             swap_cost_per_token: 1.0,
             recompute_cost_per_token: 4.0,
+            min_store_tokens: 0,
+            relay_max_queries: 0,
+            max_step_slowdown: 2.0,
+            cost: CostModel::default(),
             max_plans_in_flight: 1,
         }
     }
@@ -88,14 +101,11 @@ impl SchedConfig {
         let every_sequence = "every running sequence gets a token a step (--max-num-seqs)";
         at_least("max-num-batched-tokens", self.max_num_batched_tokens, self.max_num_seqs, every_sequence)?;
         at_least("max-num-logit-rows", self.max_num_logit_rows, self.max_num_seqs, every_sequence)?;
-        let (needed, got) = (kv.blocks_for(self.max_model_len), kv.num_device_blocks);
+        let max_run = self.max_run();
+        let (needed, got) = (kv.peak_blocks_of(self.max_model_len, max_run), kv.num_device_blocks);
         if needed > got {
-            return Err(SchedError::PoolTooSmall {
-                max_model_len: self.max_model_len,
-                needed,
-                got,
-                fits: got.saturating_mul(kv.block_size),
-            });
+            let fits = self.longest_sequence(kv);
+            return Err(SchedError::PoolTooSmall { max_model_len: self.max_model_len, needed, got, fits });
         }
         if !(1..=2).contains(&self.max_plans_in_flight) {
             return Err(SchedError::PlansInFlight(self.max_plans_in_flight));
@@ -104,6 +114,29 @@ impl SchedConfig {
         if costs.iter().any(|cost| !cost.is_finite() || *cost < 0.0) {
             return Err(SchedError::Cost { swap: costs[0], recompute: costs[1] });
         }
+        let slowdown = self.max_step_slowdown;
+        if slowdown != 0.0 && !(slowdown.is_finite() && slowdown >= 1.0) {
+            return Err(SchedError::Slowdown(slowdown));
+        }
         Ok(())
+    }
+
+    /// The most tokens of a sequence that are being computed at once, in all Plans in flight.
+    pub(crate) fn max_run(&self) -> usize {
+        self.max_num_batched_tokens.saturating_mul(self.max_plans_in_flight)
+    }
+
+    /// The most tokens of a sequence that the device's blocks hold.
+    fn longest_sequence(&self, kv: &KvConfig) -> usize {
+        let fits = |rows: &usize| {
+            let num_tokens = rows.saturating_mul(kv.block_size);
+            kv.peak_blocks_of(num_tokens, self.max_run()) <= kv.num_device_blocks
+        };
+        let (mut low, mut high) = (0, kv.num_device_blocks + 1);
+        while low + 1 < high {
+            let middle = usize::midpoint(low, high);
+            if fits(&middle) { low = middle } else { high = middle }
+        }
+        low * kv.block_size
     }
 }

@@ -53,4 +53,6 @@ pub enum SchedError {
         "{limit} requests of this key are waiting already (--max-num-queued-reqs-per-key): try again later"
     )]
     KeyQueueFull { limit: usize },
+    #[error("max-step-slowdown is {0}: it must be 0 (no limit) or at least 1")]
+    Slowdown(f64),
 }

@@ -1,11 +1,12 @@
 //! A request in the scheduler's hands: its sequences, its place in the queues, and what it has given out so far.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use baton_core::{FinishReason, PositionLogprobs, Request, RequestOutput, SequenceOutput, TokenId};
 
 use crate::beam::Hypothesis;
-use crate::sequence::{Finish, Sequence};
+use crate::sequence::{Finish, Sequence, Wait};
 
 /// The order of the queues: priority, then the tenant's turn, then arrival. Unique, since arrivals are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,8 +44,18 @@ pub(crate) struct Group {
     /// Set at the first admission, for the first output.
     pub(crate) num_cached_tokens: Option<u32>,
     has_output: bool,
+    /// Requests of other tenants that claimed a place and were let in before this one.
+    pub(crate) num_overtaken: u32,
+    /// It makes way for no claim before it has computed so many tokens: see `claims`.
+    pub(crate) safe_below: usize,
     /// Plans in flight that swap this request in or out.
     pub(crate) num_moves_in_flight: usize,
+    /// KV that is on the way from the host tier.
+    pub(crate) fetch: Option<u64>,
+    /// Tiers beyond the host's memory were asked for its prefix, which is done once.
+    pub(crate) has_asked: bool,
+    /// Which tokens its sequences may draw first, where that is limited.
+    pub(crate) first_mask: Option<Arc<Vec<u32>>>,
 }
 
 impl Group {
@@ -62,7 +73,12 @@ impl Group {
             num_scored: 0,
             num_cached_tokens: None,
             has_output: false,
+            num_overtaken: 0,
+            safe_below: 0,
             num_moves_in_flight: 0,
+            fetch: None,
+            has_asked: false,
+            first_mask: None,
         }
     }
 
@@ -80,6 +96,26 @@ impl Group {
         (0..num_started).filter(|&index| self.seqs[index].finish.is_none())
     }
 
+    /// It cannot be admitted before a tier beyond the host's memory has answered.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.seqs.iter().any(|seq| seq.waits_for(Wait::Store))
+    }
+
+    /// How many of the first tokens of its first sequence may come from a cache. One token is always computed, and prompt
+    /// scores need the logits of every position not scored yet.
+    pub(crate) fn num_cacheable_tokens(&self, block_size: usize) -> usize {
+        let Some(leader) = self.live().next() else { return 0 };
+        let needs_scores =
+            self.request.params.prompt_logprobs.is_some() && self.num_scored + 1 < self.num_prompt_tokens();
+        let num_tokens = self.seqs[leader].token_ids.len();
+        let may_be_cached = if needs_scores { self.num_scored } else { num_tokens - 1 };
+        if self.live().nth(1).is_none() {
+            return may_be_cached;
+        }
+        // The others are going to share the prompt: its last window must be there, and not only a later one.
+        may_be_cached.min(self.num_shared_rows(block_size) * block_size)
+    }
+
     /// How many of `max_num_seqs` the request takes up.
     pub(crate) fn num_slots(&self) -> usize {
         if self.is_beam() || !self.forked {
@@ -90,7 +126,9 @@ impl Group {
     }
 
     pub(crate) fn is_in_flight(&self) -> bool {
-        self.num_moves_in_flight > 0 || self.seqs.iter().any(|seq| seq.num_in_flight > 0)
+        self.num_moves_in_flight > 0
+            || self.fetch.is_some()
+            || self.seqs.iter().any(|seq| seq.num_in_flight > 0)
     }
 
     /// The next token cannot be planned before the last one has been looked at by the host.
@@ -134,8 +172,8 @@ impl Group {
         (len >= self.max_len).then_some(Finish { reason: FinishReason::Length, stop_token_id: None })
     }
 
-    /// Blocks of the prompt that all sequences share, come what may.
-    pub(crate) fn num_shared_blocks(&self, block_size: usize) -> usize {
+    /// Rows of the prompt that all sequences share, come what may.
+    pub(crate) fn num_shared_rows(&self, block_size: usize) -> usize {
         self.num_prompt_tokens() / block_size
     }
 
@@ -153,13 +191,14 @@ impl Group {
             prompt_logprobs: if is_scored { std::mem::take(&mut self.prompt_logprobs) } else { Vec::new() },
             num_cached_tokens: if is_first { self.num_cached_tokens.unwrap_or(0) } else { 0 },
             pooled: Vec::new(),
+            drafts: baton_core::DraftCounts::default(),
             finished,
             shape_failure: None,
         }
     }
 
     /// The last output of a request that ends before its time.
-    pub(crate) fn cut_short(&mut self, reason: FinishReason) -> RequestOutput {
+    pub(crate) fn finish_early(&mut self, reason: FinishReason) -> RequestOutput {
         let params = self.request.params.clone();
         let ended = |index: u32, cumulative_logprob: f32| SequenceOutput {
             index,

@@ -11,23 +11,34 @@
 mod admit;
 mod apply;
 mod beam;
+mod claims;
 mod config;
+mod cost;
+mod drafts;
 mod error;
 mod group;
+mod history;
+mod loads;
+mod order;
 mod plan;
 mod preempt;
 mod schedule;
 mod scheduler;
 mod select;
 mod sequence;
+mod shares;
 mod stats;
 mod turns;
 
-pub use baton_kv::{EvictionPolicy, KvConfig, KvEvent};
+pub use baton_kv::{EvictionPolicy, KvConfig, KvEvent, KvGroup, NO_BLOCK};
 pub use config::{Policy, PreemptionMode, SchedConfig};
+pub use cost::{CostModel, StepCost};
+pub use drafts::Drafts;
 pub use error::SchedError;
+pub use loads::Ask;
 pub use plan::{
-    BlockMove, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, SeqResult, StepResult,
+    BlockMove, Fetch, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, SeqResult, StepResult,
 };
 pub use scheduler::{Scheduler, SequenceView};
-pub use stats::SchedStats;
+pub use sequence::Wait;
+pub use stats::{QueueRoom, SchedStats};

@@ -15,6 +15,7 @@ impl Scheduler {
         let seq_ids = live_seq_ids(group);
         let moves = if self.prefers_swap(group, &seq_ids) { self.kv.swap_out(&seq_ids) } else { None };
         let group = self.groups.get_mut(&id).expect("a running request is here");
+        group.seqs.iter_mut().for_each(|seq| seq.drafts.clear());
         self.running.remove(&group.key);
         if let Some(moves) = moves {
             group.place = Place::Swapped;
@@ -41,6 +42,10 @@ impl Scheduler {
 
     fn prefers_swap(&self, group: &Group, seq_ids: &[SeqId]) -> bool {
         let num_blocks = self.kv.num_distinct_blocks(seq_ids);
+        // Sequences that still wait for the prompt of the first one could not get it in the host tier.
+        if group.live().any(|position| group.seqs[position].num_computed == 0) {
+            return false;
+        }
         if num_blocks == 0 || num_blocks > self.kv.num_free_host_blocks() {
             return false;
         }

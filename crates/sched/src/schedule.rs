@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
-use baton_core::RequestId;
-use baton_kv::{KvCache, WriteRange};
+use baton_core::{RequestId, TokenCount, TokenId};
+use baton_kv::{KvCache, StorePolicy, WriteRange};
 
+use crate::cost::StepCost;
 use crate::group::Group;
 use crate::scheduler::InFlight;
-use crate::{PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SchedConfig, Scheduler};
+use crate::shares::{Shares, num_readers};
+use crate::{PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, Scheduler};
 
 /// A Plan in the making, with what is left of the step's limits.
 pub(crate) struct Step {
@@ -18,6 +20,8 @@ pub(crate) struct Step {
     pub(crate) tokens_left: usize,
     rows_left: usize,
     entries_left: usize,
+    /// Tokens whose KV may still be fetched from the host tier.
+    pub(crate) fetch_tokens_left: usize,
     /// Decodes of running requests that have not had their turn in this step.
     decodes_to_come: usize,
     /// Requests swapped in or out.
@@ -25,8 +29,11 @@ pub(crate) struct Step {
     /// A request lacks blocks until Plans in flight are applied: nobody behind it may take any.
     pub(crate) is_short_of_blocks: bool,
     /// Requests that are left out because they are going to be preempted.
-    draining: Vec<RequestId>,
+    pub(crate) draining: Vec<RequestId>,
     pub(crate) has_preempted: bool,
+    /// What each tenant may have, where several have work.
+    pub(crate) shares: Option<Shares>,
+    cost: StepCost,
 }
 
 /// What a request wants to compute of one of its sequences.
@@ -35,6 +42,8 @@ pub(crate) struct Run {
     /// Position in `Group::seqs`.
     pub(crate) position: usize,
     pub(crate) count: usize,
+    /// Of these, guesses at the end.
+    pub(crate) num_drafts: usize,
     pub(crate) has_sample: bool,
 }
 
@@ -47,22 +56,42 @@ impl Scheduler {
             tokens_left: self.config.max_num_batched_tokens,
             rows_left: self.config.max_num_logit_rows,
             entries_left: self.config.max_num_sample_entries,
+            fetch_tokens_left: self.config.max_num_batched_tokens,
             decodes_to_come: 0,
             moved: Vec::new(),
             is_short_of_blocks: false,
             draining: Vec::new(),
             has_preempted: false,
+            shares: None,
+            cost: StepCost::WEIGHTS,
         };
         if self.in_flight.len() >= self.config.max_plans_in_flight {
             return step.plan;
         }
-        self.plan_running(&mut step);
-        // Whoever made room for others must not come back in the same step: its blocks are needed.
-        if !step.is_short_of_blocks && !step.has_preempted {
-            self.admit(&mut step);
+        // First, because the device saves blocks before it brings others back: a place that is left in this step must not be
+        // filled in it.
+        if self.fetching_pays() || self.kv.has_stores() {
+            step.plan.swap_out = self.kv.offload(self.max_offload_blocks(), self.num_spare_blocks());
         }
+        self.evict_for_claim(&mut step);
+        step.shares = self.share_step();
+        self.plan_all(&mut step);
+        if step.plan.seqs.is_empty() && step.shares.is_some() {
+            // Those whose turn it was lack blocks: others may be able to go on.
+            step.shares = None;
+            step.is_short_of_blocks = false;
+            self.plan_all(&mut step);
+        }
+        self.last_step_cost = step.cost;
+        self.last_fetch_tokens = self.config.max_num_batched_tokens - step.fetch_tokens_left;
+        self.last_least_cost = step.shares.as_ref().and_then(|shares| shares.least_cost);
+        step.plan.waits_for_fetches =
+            step.plan.is_empty() && self.in_flight.is_empty() && !self.fetches.is_empty();
         if step.plan.is_empty() {
             return step.plan;
+        }
+        if self.config.relay_max_queries > 0 {
+            self.order.sort(&mut step.plan.seqs, self.config.relay_max_queries);
         }
         for id in &step.moved {
             self.groups.get_mut(id).expect("a moved request is here").num_moves_in_flight += 1;
@@ -70,6 +99,42 @@ impl Scheduler {
         self.in_flight.push_back(InFlight { step: step.plan.step, moved: step.moved });
         self.next_step += 1;
         step.plan
+    }
+
+    /// Blocks that a step copies to the host tier at most. Copies keep up with what steps and fetches fill, and may catch up,
+    /// as long as they take at most half of a step's time: they are made beside it, or on a CPU before it.
+    fn max_offload_blocks(&self) -> usize {
+        let kv = self.kv.config();
+        let lanes: usize = kv.groups.iter().map(|group| group.lanes).sum();
+        let most = kv.rows_for(self.config.max_num_batched_tokens);
+        if kv.store == StorePolicy::WriteThrough {
+            // What is stored as soon as it is computed must keep up even where there is nothing else to do.
+            return most.max(4) * lanes;
+        }
+        let copied_in_half_a_step =
+            0.5 * self.config.recompute_cost_per_token / self.config.swap_cost_per_token;
+        // How long the step before took, in tokens; this one is not planned yet.
+        let num_tokens = self.last_step_cost.tokens(self.step_overhead) * copied_in_half_a_step.min(2.0);
+        let num_tokens = (num_tokens as usize).saturating_add(self.last_fetch_tokens);
+        kv.rows_for(num_tokens).clamp(4, 2 * most.max(2)) * lanes
+    }
+
+    /// As long as so many blocks are free, what is cached or computed is not going to be evicted soon.
+    fn num_spare_blocks(&self) -> usize {
+        let kv = self.kv.config();
+        let per_step =
+            kv.peak_blocks_of(self.config.max_num_batched_tokens, self.config.max_num_batched_tokens);
+        (4 * per_step).min(kv.num_device_blocks / 4)
+    }
+
+    fn plan_all(&mut self, step: &mut Step) {
+        self.plan_running(step);
+        // Whoever made room for others must not come back in the same step: its blocks are needed.
+        if !step.is_short_of_blocks && !step.has_preempted {
+            self.admit(step);
+        } else {
+            self.make_claim();
+        }
     }
 
     fn plan_running(&mut self, step: &mut Step) {
@@ -82,9 +147,23 @@ impl Scheduler {
                 continue;
             }
             self.share_prompt(id);
-            let runs = wanted_runs(&self.groups[&id], &self.config, self.kv.config().block_size, step);
-            if !runs.is_empty() && self.make_room(id, &runs, step) {
+            self.trim(id);
+            let mut runs = self.wanted_runs(id, step);
+            let has_drafts = runs.iter().any(|run| run.num_drafts > 0);
+            if has_drafts
+                && self.kv.blocks_needed(&writes(&self.groups[&id], &runs)) > self.kv.num_free_blocks()
+            {
+                // Nobody makes room for guesses.
+                self.drop_drafts(id);
+                runs = self.wanted_runs(id, step);
+            }
+            if runs.is_empty() {
+                continue;
+            }
+            if self.make_room(id, &runs, step) {
                 self.plan_runs(id, &runs, step);
+            } else {
+                self.pass_turn(id, &runs, step);
             }
         }
     }
@@ -117,40 +196,117 @@ impl Scheduler {
         }
     }
 
+    fn drop_drafts(&mut self, id: RequestId) {
+        let group = self.groups.get_mut(&id).expect("a running request is here");
+        group.seqs.iter_mut().for_each(|seq| seq.drafts.clear());
+    }
+
+    /// Whoever lacks blocks lets others of its tenant have the next step, so that they end and give theirs back.
+    fn pass_turn(&mut self, id: RequestId, runs: &[Run], step: &Step) {
+        let group = self.groups.get_mut(&id).expect("a running request is here");
+        for run in runs {
+            group.seqs[run.position].last_step = step.plan.step;
+        }
+    }
+
     /// After a recomputation, sequences of a forked request take the prompt from the first one.
     pub(crate) fn share_prompt(&mut self, id: RequestId) {
         let block_size = self.kv.config().block_size;
         let group = self.groups.get_mut(&id).expect("a running request is here");
-        let num_blocks = group.num_shared_blocks(block_size);
+        let num_rows = group.num_shared_rows(block_size);
         let live: Vec<usize> = group.live().collect();
         let Some((&leader, others)) = live.split_first() else { return };
-        if num_blocks == 0 || others.is_empty() || group.seqs[leader].num_applied < num_blocks * block_size {
+        if num_rows == 0 || others.is_empty() || group.seqs[leader].num_applied < num_rows * block_size {
+            return;
+        }
+        if group.fetch.is_some() {
             return;
         }
         for &position in others {
             if group.seqs[position].num_computed > 0 {
                 continue;
             }
-            self.kv.fork_prefix(group.seqs[leader].id, group.seqs[position].id, num_blocks);
-            group.seqs[position].num_computed = num_blocks * block_size;
-            group.seqs[position].num_applied = num_blocks * block_size;
+            self.kv.fork_prefix(group.seqs[leader].id, group.seqs[position].id, num_rows);
+            group.seqs[position].num_computed = num_rows * block_size;
+            group.seqs[position].num_applied = num_rows * block_size;
         }
+    }
+
+    /// Gives back what no token to come reads. Tokens of Plans in flight may still be taken back, so these do not count.
+    fn trim(&mut self, id: RequestId) {
+        let group = &self.groups[&id];
+        for position in group.live() {
+            let seq = &group.seqs[position];
+            if seq.has_table {
+                self.kv.trim(seq.id, seq.num_applied);
+            }
+        }
+    }
+
+    /// Sequences that the next step decodes, if nothing keeps it from that.
+    pub fn num_decodes(&self) -> usize {
+        self.running.values().map(|id| num_decodes(&self.groups[id])).sum()
     }
 
     /// Plans what a request wants of a step as far as the limits allow. The blocks must be free.
     pub(crate) fn plan_runs(&mut self, id: RequestId, runs: &[Run], step: &mut Step) {
+        let num_readers = num_readers(&self.groups[&id], runs.len());
+        for run in runs {
+            step.cost += self.cost_of_run(&self.groups[&id], run.position, run.count, num_readers);
+        }
         let group = self.groups.get_mut(&id).expect("a running request is here");
         for run in runs {
             let planned = plan_run(group, run, &mut self.kv, &mut step.plan);
             step.tokens_left -= run.count;
             step.rows_left -= planned.num_logit_rows();
-            step.entries_left -= num_entries(group, run.position, planned.samples.len());
+            step.entries_left -= num_entries(group, run.position, planned.samples.len(), run.num_drafts);
             step.plan.seqs.push(planned);
         }
     }
 
+    /// What a request would compute now, within what is left of the step.
     pub(crate) fn wanted_runs(&self, id: RequestId, step: &Step) -> Vec<Run> {
-        wanted_runs(&self.groups[&id], &self.config, self.kv.config().block_size, step)
+        let (group, config, block_size) = (&self.groups[&id], &self.config, self.kv.config().block_size);
+        let live: Vec<usize> = group.live().collect();
+        let mut limits = Limits {
+            tokens_left: step.tokens_left,
+            rows_left: step.rows_left,
+            entries_left: step.entries_left,
+            // Prompts leave the decodes behind them at least half of the step.
+            tokens_kept: step.decodes_to_come.min(config.max_num_batched_tokens / 2),
+            rows_kept: step.decodes_to_come.min(config.max_num_logit_rows / 2),
+            allowed: usize::MAX,
+        };
+        let allowed = |position: usize| {
+            step.shares.as_ref().map_or(usize::MAX, |shares| shares.allowed(self, group, position))
+        };
+        let is_decoding = live.iter().all(|&position| group.seqs[position].num_remaining() == 1);
+        // Beams are compared with each other: all of them take the step, or none.
+        let beams_in_step = group.is_beam() && group.forked;
+        let has_room = || {
+            limits.tokens_left.min(limits.rows_left) >= live.len()
+                && live.iter().all(|&position| allowed(position) > 0)
+        };
+        if beams_in_step && is_decoding && !has_room() {
+            return Vec::new();
+        }
+        if beams_in_step && live.iter().any(|&position| group.seqs[position].is_waiting()) {
+            return Vec::new();
+        }
+        let mut runs = Vec::new();
+        for (rank, &position) in live.iter().enumerate() {
+            if !can_run(group, position, rank, block_size) {
+                continue;
+            }
+            let keep_last = beams_in_step && !is_decoding;
+            let remaining = group.seqs[position].num_remaining() - usize::from(keep_last);
+            limits.allowed = allowed(position);
+            let available = remaining.min(limits.allowed);
+            if let Some(run) = limits.cut(group, position, available, config.long_prefill_token_threshold) {
+                runs.push(run);
+            }
+        }
+        runs
     }
 }
 
@@ -168,40 +324,15 @@ fn num_decodes(group: &Group) -> usize {
     group.live().filter(|&position| group.seqs[position].num_remaining() == 1).count()
 }
 
-/// What a request would compute now, within what is left of the step.
-fn wanted_runs(group: &Group, config: &SchedConfig, block_size: usize, step: &Step) -> Vec<Run> {
-    let live: Vec<usize> = group.live().collect();
-    let mut limits = Limits {
-        tokens_left: step.tokens_left,
-        rows_left: step.rows_left,
-        entries_left: step.entries_left,
-        // Prompts leave the decodes behind them at least half of the step.
-        tokens_kept: step.decodes_to_come.min(config.max_num_batched_tokens / 2),
-        rows_kept: step.decodes_to_come.min(config.max_num_logit_rows / 2),
-    };
-    let is_decoding = live.iter().all(|&position| group.seqs[position].num_remaining() == 1);
-    // Beams are compared with each other: all of them take the step, or none.
-    let beams_in_step = group.is_beam() && group.forked;
-    if beams_in_step && is_decoding && limits.tokens_left.min(limits.rows_left) < live.len() {
-        return Vec::new();
-    }
-    let mut runs = Vec::new();
-    for (rank, &position) in live.iter().enumerate() {
-        let seq = &group.seqs[position];
-        let must_wait_for_token =
-            seq.num_pending > 0 && (group.needs_every_token() || seq.num_tokens_coming() >= group.max_len);
-        let must_wait_for_prompt =
-            rank > 0 && seq.num_computed == 0 && group.num_shared_blocks(block_size) > 0;
-        if must_wait_for_token || must_wait_for_prompt || seq.is_held {
-            continue;
-        }
-        let keep_last = beams_in_step && !is_decoding;
-        let available = seq.num_remaining() - usize::from(keep_last);
-        if let Some(run) = limits.cut(group, position, available, config.long_prefill_token_threshold) {
-            runs.push(run);
-        }
-    }
-    runs
+/// False for a sequence that has to wait for a token in flight, for the prompt that it shares, for its drafts, or for something else.
+/// `rank` is its place among the live ones.
+pub(crate) fn can_run(group: &Group, position: usize, rank: usize, block_size: usize) -> bool {
+    let seq = &group.seqs[position];
+    let must_wait_for_token = seq.num_pending > 0
+        && (group.needs_every_token() || seq.awaits_tokens || seq.num_tokens_coming() >= group.max_len);
+    let must_wait_for_prompt = rank > 0 && seq.num_computed == 0 && group.num_shared_rows(block_size) > 0;
+    let must_wait_for_drafts = seq.num_drafts_in_flight > 0;
+    !must_wait_for_token && !must_wait_for_prompt && !must_wait_for_drafts && !seq.is_waiting()
 }
 
 struct Limits {
@@ -210,6 +341,8 @@ struct Limits {
     entries_left: usize,
     tokens_kept: usize,
     rows_kept: usize,
+    /// What the sequence's tenant may have.
+    allowed: usize,
 }
 
 impl Limits {
@@ -231,26 +364,49 @@ impl Limits {
             count -= num_rows(count) - rows_left;
         }
         let num_drawn = if group.forked { 1 } else { group.seqs.len() };
-        let num_entries = num_entries(group, position, num_drawn);
-        if count == remaining && num_entries > self.entries_left {
+        let plain_entries = num_entries(group, position, num_drawn, 0);
+        if count == remaining && plain_entries > self.entries_left {
             // The last token is left for a step that has room for what its samples bring.
             count -= 1;
         }
         if count == 0 {
             return None;
         }
-        if count == remaining {
-            self.entries_left -= num_entries;
-        }
         self.tokens_left -= count;
         self.rows_left -= num_rows(count);
-        Some(Run { position, count, has_sample: count == remaining })
+        let has_sample = count == remaining;
+        let num_drafts = if has_sample && remaining == 1 { self.num_drafts(group, position) } else { 0 };
+        if has_sample {
+            self.entries_left -= num_entries(group, position, num_drawn, num_drafts);
+        }
+        self.tokens_left -= num_drafts;
+        self.rows_left -= num_drafts;
+        Some(Run { position, count: count + num_drafts, num_drafts, has_sample })
+    }
+
+    /// How many guesses of a sequence a step can check: it must not be longer than it may get, and all others have their
+    /// token first.
+    fn num_drafts(&self, group: &Group, position: usize) -> usize {
+        let seq = &group.seqs[position];
+        if seq.drafts.is_empty() || seq.num_pending > 0 || group.is_beam() || !group.forked {
+            return 0;
+        }
+        let most = group.max_len.saturating_sub(seq.token_ids.len() + 1);
+        let tokens = self.tokens_left.saturating_sub(self.tokens_kept);
+        let rows = self.rows_left.saturating_sub(self.rows_kept);
+        let known = seq.drafts.len(group.request.params.is_masked());
+        let mut count = known.min(most).min(tokens).min(rows).min(self.allowed - 1);
+        while count > 0 && num_entries(group, position, 1, count) > self.entries_left {
+            count -= 1;
+        }
+        count
     }
 }
 
-/// Entries that the samples of a run bring to its step.
-fn num_entries(group: &Group, position: usize, num_samples: usize) -> usize {
-    num_samples * group.num_sample_entries(group.seqs[position].token_ids.len())
+/// Entries that the samples of a run bring to its step: those after the last known token, and after each guess.
+fn num_entries(group: &Group, position: usize, num_samples: usize, num_drafts: usize) -> usize {
+    let len = group.seqs[position].token_ids.len();
+    num_samples * (0..=num_drafts).map(|known| group.num_sample_entries(len + known)).sum::<usize>()
 }
 
 /// Takes the blocks for one run, marks it as being computed and writes it down.
@@ -263,11 +419,20 @@ fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> 
     kv.reserve(WriteRange { seq_id, start, end }, &mut plan.copies)
         .expect("make_room has checked the free blocks");
     let scored = group.scored(start, run.count);
+    let mask = group.seqs[run.position].mask.clone().or_else(|| group.first_mask.clone());
     let samples = if run.has_sample { planned_samples(group, run.position) } else { Vec::new() };
     let seq = &mut group.seqs[run.position];
-    let token_ids =
-        (start..end).map(|position| seq.token_ids.get(position).copied().unwrap_or(PENDING_TOKEN)).collect();
+    let known = seq.token_ids.iter().skip(start).copied();
+    let drafts = std::mem::take(&mut seq.drafts);
+    let token_ids: Vec<TokenId> = if run.num_drafts > 0 {
+        known.chain(drafts.token_ids.iter().take(run.num_drafts).copied()).collect()
+    } else {
+        known.chain(std::iter::repeat(PENDING_TOKEN)).take(run.count).collect()
+    };
+    let next_token_id = seq.token_ids.get(end).copied().filter(|_| scored.end == run.count);
     seq.num_computed = end;
+    seq.num_drafts_in_flight = run.num_drafts;
+    seq.last_step = plan.step;
     seq.num_in_flight += 1;
     seq.num_pending += usize::from(run.has_sample);
     PlannedSeq {
@@ -275,16 +440,27 @@ fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> 
         seq_id,
         start: start as u32,
         token_ids,
-        block_table: kv.block_table(seq_id).to_vec(),
+        num_drafts: run.num_drafts as u32,
+        block_tables: kv.block_tables(seq_id),
+        draft_masks: drafts.masks.into_iter().take(run.num_drafts).collect(),
+        mask: if samples.is_empty() { None } else { mask },
         samples,
         scored: scored.start as u32..scored.end as u32,
+        next_token_id,
+        adapter: None,
         params: group.request.params.clone(),
         end_token_ids: Arc::clone(&group.request.eos_token_ids),
     }
 }
 
 /// Who draws from the logits at the end of this sequence: itself, or after a prompt all that are to be forked.
-fn planned_samples(group: &Group, position: usize) -> Vec<PlannedSample> {
+fn planned_samples(group: &mut Group, position: usize) -> Vec<PlannedSample> {
+    let num_prompt_tokens = group.num_prompt_tokens();
+    let has_history = group.request.params.has_penalties() && !group.is_beam();
+    let history: Option<Arc<Vec<TokenCount>>> = has_history.then(|| {
+        let seq = &mut group.seqs[position];
+        seq.history.counts(&seq.token_ids, num_prompt_tokens)
+    });
     let num_output_tokens = group.seqs[position].num_tokens_coming() - group.num_prompt_tokens();
     let drawing = if group.forked { &group.seqs[position..=position] } else { &group.seqs[..] };
     let sample = |seq: &crate::sequence::Sequence| PlannedSample {
@@ -292,6 +468,7 @@ fn planned_samples(group: &Group, position: usize) -> Vec<PlannedSample> {
         index: seq.index,
         num_output_tokens: num_output_tokens as u32,
         ban_end: group.bans_end(num_output_tokens),
+        history: history.clone(),
     };
     drawing.iter().map(sample).collect()
 }

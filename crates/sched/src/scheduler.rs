@@ -4,14 +4,22 @@
 //! `select`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use baton_core::{FinishReason, Request, RequestId, RequestOutput, SamplingParams, SeqId, TokenId};
 use baton_kv::{KvCache, KvConfig, KvEvent};
 
+use crate::claims::Claim;
+use crate::cost::StepCost;
 use crate::group::{Group, Place, QueueKey, num_sample_entries};
-use crate::sequence::{Finish, Sequence};
+use crate::loads::Ask;
+use crate::order::PrefixOrder;
+use crate::sequence::{Finish, Sequence, Wait};
 use crate::turns::Turns;
-use crate::{PENDING_TOKEN, Policy, SchedConfig, SchedError};
+use crate::{Drafts, PENDING_TOKEN, Policy, SchedConfig, SchedError};
+
+/// Until the engine has measured it.
+const DEFAULT_STEP_OVERHEAD: f64 = 16.0;
 
 pub(crate) type Queue = BTreeMap<QueueKey, RequestId>;
 
@@ -33,11 +41,29 @@ pub struct Scheduler {
     pub(crate) swapped: Queue,
     pub(crate) in_flight: VecDeque<InFlight>,
     pub(crate) next_step: u64,
+    /// Requests whose KV is on the way from the host tier, by the id of the fetch.
+    pub(crate) fetches: BTreeMap<u64, RequestId>,
+    pub(crate) next_fetch: u64,
+    /// See [`Scheduler::take_asks`].
+    pub(crate) asks: Vec<Ask>,
+    /// Requests whose KV is on the way to the host tier, by the id of the load.
+    pub(crate) loads: BTreeMap<u64, RequestId>,
+    pub(crate) order: PrefixOrder,
     pub(crate) next_seq_id: u64,
     next_arrival: u64,
     pub(crate) turns: Turns,
     /// Requests in `waiting`, by tenant.
-    num_waiting_of: BTreeMap<u32, usize>,
+    pub(crate) num_waiting_of: BTreeMap<u32, usize>,
+    /// A waiting request that has a right to a place and finds none.
+    pub(crate) claim: Option<Claim>,
+    /// See [`Scheduler::set_step_overhead`].
+    pub(crate) step_overhead: f64,
+    /// See [`Scheduler::set_spare_share`].
+    pub(crate) spare_share: f64,
+    pub(crate) last_step_cost: StepCost,
+    /// Tokens whose KV the last Plan began to fetch from the host tier.
+    pub(crate) last_fetch_tokens: usize,
+    pub(crate) last_least_cost: Option<f64>,
     pub(crate) num_preemptions_swap: u64,
     pub(crate) num_preemptions_recompute: u64,
 }
@@ -65,6 +91,12 @@ pub struct SequenceView<'a> {
     pub eos_token_ids: &'a [TokenId],
     /// It has ended; other sequences of its request may go on.
     pub is_finished: bool,
+    /// Tokens that Plans in flight are going to add.
+    pub num_pending: usize,
+    pub tenant: u32,
+    pub cache_salt: Option<&'a Arc<str>>,
+    /// See [`Request::prediction`].
+    pub prediction: &'a [TokenId],
 }
 
 impl Scheduler {
@@ -80,10 +112,21 @@ impl Scheduler {
             swapped: Queue::new(),
             in_flight: VecDeque::new(),
             next_step: 0,
+            fetches: BTreeMap::new(),
+            next_fetch: 0,
+            asks: Vec::new(),
+            loads: BTreeMap::new(),
+            order: PrefixOrder::default(),
             next_seq_id: 0,
             next_arrival: 0,
             turns: Turns::default(),
             num_waiting_of: BTreeMap::new(),
+            claim: None,
+            step_overhead: DEFAULT_STEP_OVERHEAD,
+            spare_share: 1.0,
+            last_step_cost: StepCost::default(),
+            last_fetch_tokens: 0,
+            last_least_cost: None,
             num_preemptions_swap: 0,
             num_preemptions_recompute: 0,
         })
@@ -166,8 +209,9 @@ impl Scheduler {
         // The last token is sampled but never computed. All sequences share the full blocks of the prompt.
         let kv = self.kv.config();
         let shared = num_tokens / kv.block_size;
-        let own = kv.blocks_for(max_len - 1) - shared;
-        let (needed, available) = (shared + num_sequences * own, self.kv.num_unpinned_blocks());
+        let own = vec![kv.rows_for(max_len - 1) - shared; num_sequences];
+        let needed = kv.peak_blocks(shared, &own, self.config.max_run());
+        let available = self.kv.num_unpinned_blocks();
         if needed > available {
             return Err(SchedError::NeverFits { needed, available, num_sequences, max_tokens: max_len });
         }
@@ -201,21 +245,67 @@ impl Scheduler {
     /// Ends a request. Its blocks are given back as soon as no Plan in flight uses them. `None` where it is not
     /// here (any more).
     pub fn abort(&mut self, id: RequestId) -> Option<RequestOutput> {
-        self.cut_short(id, FinishReason::Abort)
+        self.finish_early(id, FinishReason::Abort)
     }
 
     /// Ends a request that cannot go on, with `FinishReason::Error`. `None` where it is not here (any more).
     pub fn fail_request(&mut self, id: RequestId) -> Option<RequestOutput> {
-        self.cut_short(id, FinishReason::Error)
+        self.finish_early(id, FinishReason::Error)
     }
 
-    /// Leaves a sequence out of all Plans until it is let go, or lets it go. It keeps its place and its blocks.
-    pub fn hold(&mut self, id: SeqId, is_held: bool) {
-        let group = self.owners.get(&id).and_then(|owner| self.groups.get_mut(owner));
-        let seq = group.and_then(|group| group.seqs.iter_mut().find(|seq| seq.id == id));
-        if let Some(seq) = seq {
-            seq.is_held = is_held;
+    /// Leaves a sequence out of all Plans until what it waits for is there. It keeps its place and its blocks.
+    pub fn wait(&mut self, id: SeqId, wait: Wait) {
+        if let Some(seq) = self.sequence_mut(id) {
+            seq.set_wait(wait, true);
         }
+    }
+
+    /// What a sequence waited for is there.
+    pub fn resume(&mut self, id: SeqId, wait: Wait) {
+        if let Some(seq) = self.sequence_mut(id) {
+            seq.set_wait(wait, false);
+        }
+    }
+
+    /// Which tokens all sequences of a request may draw first. They wait for a mask after each token they draw.
+    pub fn set_first_mask(&mut self, id: RequestId, mask: Arc<Vec<u32>>) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.first_mask = Some(mask);
+        }
+    }
+
+    /// The mask that a sequence waited for.
+    pub fn set_mask(&mut self, id: SeqId, mask: Arc<Vec<u32>>) {
+        if let Some(seq) = self.sequence_mut(id) {
+            seq.mask = Some(mask);
+            seq.set_wait(Wait::Mask, false);
+        }
+    }
+
+    /// Guesses of what a running sequence draws next, to be checked by the next Plan. They replace earlier ones.
+    pub fn set_drafts(&mut self, id: SeqId, drafts: impl Into<Drafts>) {
+        let group = self.owners.get(&id).and_then(|owner| self.groups.get_mut(owner));
+        let Some(group) = group.filter(|group| group.place == Place::Running) else { return };
+        if let Some(seq) = group.seqs.iter_mut().find(|seq| seq.id == id) {
+            seq.drafts = drafts.into();
+        }
+    }
+
+    /// Whether a sequence is left out of Plans until all its tokens are known, so that guesses can be made from them.
+    pub fn set_awaits_tokens(&mut self, id: SeqId, awaits: bool) {
+        if let Some(seq) = self.sequence_mut(id) {
+            seq.awaits_tokens = awaits;
+        }
+    }
+
+    pub(crate) fn sequence_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
+        let group = self.groups.get_mut(self.owners.get(&id)?)?;
+        group.seqs.iter_mut().find(|seq| seq.id == id)
+    }
+
+    /// Whether decodes that begin alike stand side by side in Plans, from the next one on.
+    pub fn set_relay_max_queries(&mut self, max_queries: usize) {
+        self.config.relay_max_queries = max_queries;
     }
 
     /// True until the request has ended.
@@ -250,9 +340,9 @@ impl Scheduler {
     }
 
     /// Ends a request before its time, whatever queue it is in.
-    pub(crate) fn cut_short(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestOutput> {
+    pub(crate) fn finish_early(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestOutput> {
         let group = self.groups.get_mut(&id).filter(|group| group.place != Place::Ended)?;
-        let output = group.cut_short(reason);
+        let output = group.finish_early(reason);
         self.end(id);
         Some(output)
     }
@@ -274,7 +364,7 @@ impl Scheduler {
     /// Gives back the blocks of finished sequences that are in no Plan in flight; forgets the request after the last.
     pub(crate) fn give_back_finished(&mut self, id: RequestId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        if group.num_moves_in_flight > 0 {
+        if group.num_moves_in_flight > 0 || group.fetch.is_some() {
             return;
         }
         for seq in &mut group.seqs {
@@ -309,6 +399,10 @@ impl Scheduler {
             params: &group.request.params,
             eos_token_ids: &group.request.eos_token_ids,
             is_finished: seq.finish.is_some(),
+            num_pending: seq.num_pending,
+            tenant: group.request.tenant,
+            cache_salt: group.request.cache_salt.as_ref(),
+            prediction: &group.request.prediction,
         })
     }
 
@@ -375,11 +469,16 @@ impl Scheduler {
                     seq.id
                 );
                 if seq.has_table && group.place == Place::Waiting {
-                    assert!(self.kv.block_table(seq.id).is_empty(), "request {id} waits and holds blocks");
+                    assert_eq!(self.kv.num_rows(seq.id), 0, "request {id} waits and holds blocks");
                 }
             }
             assert!(group.place != Place::Ended || group.is_in_flight(), "request {id} has ended but stays");
         }
+        for (fetch, id) in &self.fetches {
+            assert_eq!(self.groups[id].fetch, Some(*fetch), "request {id} waits for another fetch");
+        }
+        let num_fetches = self.groups.values().filter(|group| group.fetch.is_some()).count();
+        assert_eq!(num_fetches, self.fetches.len(), "requests that wait for KV");
         let num_seqs: usize = self.groups.values().map(|group| group.seqs.len()).sum();
         assert_eq!(num_seqs, self.owners.len(), "owners of sequences that are gone");
     }

@@ -1,8 +1,24 @@
 //! One token sequence of a request and how far it has been computed.
 
+use std::sync::Arc;
+
 use baton_core::{FinishReason, PositionLogprobs, SeqId, TokenId};
 
-use crate::SampledToken;
+use crate::history::History;
+use crate::{Drafts, SampledToken};
+
+/// What a sequence may have to wait for while others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The engine still computes which tokens may be drawn next.
+    Mask = 1,
+    /// Its KV is on the way to the device.
+    Transfer = 2,
+    /// The inputs of its prompt are not encoded yet.
+    Encoder = 4,
+    /// A tier beyond the host's memory was asked for its prefix. It has no KV yet.
+    Store = 8,
+}
 
 /// How a sequence ended, with the token that ended it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,12 +42,23 @@ pub(crate) struct Sequence {
     pub(crate) num_pending: usize,
     /// Plans in flight that this sequence is part of.
     pub(crate) num_in_flight: usize,
+    /// The step that it had its turn in last.
+    pub(crate) last_step: u64,
     pub(crate) cumulative_logprob: f32,
     /// Kept for requests that select at the end and asked for `logprobs`; else handed out at once.
     pub(crate) logprobs: Vec<PositionLogprobs>,
     pub(crate) finish: Option<Finish>,
-    /// The next token may not be drawn yet: the engine is still computing which tokens it may be.
-    pub(crate) is_held: bool,
+    /// A set of [`Wait`]s: it is left out of Plans as long as there is one.
+    waits: u8,
+    /// Guesses of what follows its last token, for the next Plan.
+    pub(crate) drafts: Drafts,
+    /// Guesses are made from its last token: it is not planned before that is known.
+    pub(crate) awaits_tokens: bool,
+    /// Guesses that a Plan in flight checks.
+    pub(crate) num_drafts_in_flight: usize,
+    /// Which tokens may be drawn next, where that is limited.
+    pub(crate) mask: Option<Arc<Vec<u32>>>,
+    pub(crate) history: History,
     /// The KV cache has a table of this sequence.
     pub(crate) has_table: bool,
 }
@@ -46,17 +73,43 @@ impl Sequence {
             num_applied: 0,
             num_pending: 0,
             num_in_flight: 0,
+            last_step: 0,
             cumulative_logprob: 0.0,
             logprobs: Vec::new(),
             finish: None,
-            is_held: false,
+            waits: 0,
+            drafts: Drafts::default(),
+            awaits_tokens: false,
+            num_drafts_in_flight: 0,
+            mask: None,
+            history: History::default(),
             has_table: false,
         }
     }
 
     /// A copy that continues on its own, under a new id and without a share in Plans in flight.
     pub(crate) fn fork(&self, id: SeqId, index: u32) -> Self {
-        Self { id, index, num_pending: 0, num_in_flight: 0, ..self.clone() }
+        Self {
+            id,
+            index,
+            num_pending: 0,
+            num_in_flight: 0,
+            num_drafts_in_flight: 0,
+            waits: 0,
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn set_wait(&mut self, wait: Wait, waits: bool) {
+        self.waits = if waits { self.waits | wait as u8 } else { self.waits & !(wait as u8) };
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waits != 0
+    }
+
+    pub(crate) fn waits_for(&self, wait: Wait) -> bool {
+        self.waits & wait as u8 != 0
     }
 
     /// Known tokens and those that are going to be sampled.
@@ -64,9 +117,9 @@ impl Sequence {
         self.token_ids.len() + self.num_pending
     }
 
-    /// Tokens whose KV no Plan has been asked for yet.
+    /// Tokens whose KV no Plan has been asked for yet. None while guesses are being checked.
     pub(crate) fn num_remaining(&self) -> usize {
-        self.num_tokens_coming() - self.num_computed
+        self.num_tokens_coming().saturating_sub(self.num_computed)
     }
 
     /// The KV is lost and has to be computed again.

@@ -8,7 +8,7 @@ use baton_core::{
 };
 use baton_sched::{
     KvConfig, PENDING_TOKEN, Plan, Policy, PreemptionMode, SampledToken, SchedConfig, SchedError, Scheduler,
-    SeqResult, StepResult,
+    SeqResult, StepResult, Wait,
 };
 
 fn config() -> SchedConfig {
@@ -43,7 +43,7 @@ fn all_draw(plan: &Plan, token_id: TokenId) -> StepResult {
         samples: planned.samples.iter().map(|sample| sampled(-(sample.index as f32) - 1.0)).collect(),
         ..SeqResult::default()
     });
-    StepResult { seqs: seqs.collect() }
+    StepResult { seqs: seqs.collect(), fetched: plan.fetches.iter().map(|fetch| fetch.id).collect() }
 }
 
 fn step(scheduler: &mut Scheduler, token_id: TokenId) -> (Plan, Vec<RequestOutput>) {
@@ -219,7 +219,7 @@ fn continuations_share_the_prompt_and_copy_on_write() {
     assert_eq!(scheduler.stats().kv.num_device_blocks_used, 2, "all three read the same blocks");
     let (plan, _) = step(&mut scheduler, 7);
     assert_eq!(plan.copies.len(), 2, "the last writer needs no copy");
-    assert!(plan.seqs.iter().all(|run| run.block_table[0] == plan.seqs[0].block_table[0]));
+    assert!(plan.seqs.iter().all(|run| run.block_tables[0][0] == plan.seqs[0].block_tables[0][0]));
     assert_eq!(scheduler.abort_sequence(RequestId(1), 1).expect("it runs").outputs[0].index, 1);
     let (plan, outputs) = step(&mut scheduler, 7);
     assert_eq!((plan.seqs.len(), outputs[0].finished), (2, true));
@@ -253,12 +253,12 @@ fn beams_keep_what_scores_best() {
     let plan = scheduler.schedule();
     assert_eq!(plan.seqs[0].samples.len(), 1);
     let first = candidates(&[(1, -0.1), (0, -1.0), (2, -2.0), (3, -3.0)]);
-    assert!(scheduler.apply(&plan, &StepResult { seqs: vec![first] }).is_empty());
+    assert!(scheduler.apply(&plan, &StepResult { seqs: vec![first], ..StepResult::default() }).is_empty());
     let plan = scheduler.schedule();
     assert_eq!(runs(&plan), [(1, 5, 1, 1), (1, 5, 1, 1)]);
     // Beam [1] at -0.1 and beam [2] at -2.0; hypothesis [0] at -1.0 / 1.
     let second = vec![candidates(&[(4, -0.3), (5, -3.9)]), candidates(&[(6, -0.5), (0, -5.0)])];
-    let outputs = scheduler.apply(&plan, &StepResult { seqs: second });
+    let outputs = scheduler.apply(&plan, &StepResult { seqs: second, ..StepResult::default() });
     let got: Vec<_> = outputs[0].outputs.iter().map(|out| (&out.token_ids[..], out.finish_reason)).collect();
     // [1, 4] at -0.4 / 2 beats [0] at -1.0, which beats [2, 6] at -2.5 / 2.
     assert_eq!(got, [(&[1, 4][..], Some(FinishReason::Length)), (&[0][..], Some(FinishReason::Stop))]);
@@ -383,7 +383,7 @@ fn a_plan_that_cannot_be_submitted_fails_before_the_one_in_flight() {
     let failed: Vec<u64> = scheduler.fail(&second).iter().map(|output| output.request_id.0).collect();
     assert_eq!(failed, [1, 2]);
     scheduler.check_invariants();
-    // The older plan still lands, although its request has ended.
+    // The older plan is still applied, although its request has ended.
     scheduler.add_request(request(3, 4, SamplingParams::greedy(1))).expect("taken");
     let third = scheduler.schedule();
     let result = all_draw(&first, 7);
@@ -411,7 +411,10 @@ fn samples_bring_no_more_than_a_step_has_room_for() {
 #[test]
 fn a_result_of_the_wrong_shape_is_a_failed_step() {
     let mut scheduler = scheduler(config(), 32);
-    for (id, result) in [(1, StepResult::default()), (2, StepResult { seqs: vec![SeqResult::default()] })] {
+    for (id, result) in [
+        (1, StepResult::default()),
+        (2, StepResult { seqs: vec![SeqResult::default()], ..StepResult::default() }),
+    ] {
         scheduler.add_request(request(id, 4, SamplingParams::greedy(2))).expect("fits");
         let plan = scheduler.schedule();
         let outputs = scheduler.apply(&plan, &result);
@@ -435,15 +438,15 @@ fn a_structured_sequence_waits_for_its_token_and_for_its_mask() {
     assert_eq!(runs(&second), [(2, 4, 1, 1)], "the next token of the first depends on the one in flight");
     let held = first.seqs[0].seq_id;
     scheduler.apply(&first, &all_draw(&first, 7));
-    scheduler.hold(held, true);
+    scheduler.wait(held, Wait::Mask);
     let third = scheduler.schedule();
     assert_eq!(runs(&third), [(2, 5, 1, 1)], "held back");
     scheduler.apply(&second, &all_draw(&second, 7));
-    scheduler.hold(held, false);
+    scheduler.resume(held, Wait::Mask);
     scheduler.apply(&third, &all_draw(&third, 7));
     assert_eq!(runs(&step(&mut scheduler, 7).0), [(1, 4, 1, 1), (2, 6, 1, 1)]);
     assert!(scheduler.contains(RequestId(1)) && !scheduler.contains(RequestId(2)));
-    scheduler.hold(held, true);
+    scheduler.wait(held, Wait::Mask);
     assert!(scheduler.schedule().is_empty());
     let failed = scheduler.fail_request(RequestId(1)).expect("it was here");
     assert_eq!(failed.outputs[0].finish_reason, Some(FinishReason::Error));

@@ -1,11 +1,13 @@
 /**
- * The server's API as the console uses it: one `fetch` that carries the key, and a reader of event streams.
+ * The server's API as the pages use it: one `fetch` that carries the key, and a reader of event streams.
  * The key lives in this tab's session storage only; whoever answers 401 makes the page ask for it.
  */
 
 const KEY = "baton.key";
+/** Where the API is: beside this page, also where a proxy puts a prefix before every path. */
+const BASE = new URL("..", import.meta.url);
 
-/** Asks a person for the key; set by main.js. Gets whether the last key was wrong. */
+/** Asks a person for the key; set by key.js. Gets whether the last key was wrong. */
 let askForKey = async () => null;
 /** While a person is asked, everybody else waits for the same answer. */
 let asking = null;
@@ -16,24 +18,34 @@ export function onKeyNeeded(ask) {
 
 /** What the server said instead of an answer. */
 export class ApiError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
+  /** `body` is the `error` object of the answer. */
+  constructor(status, body) {
+    super(body.message);
+    Object.assign(this, { status, code: body.code ?? null, param: body.param ?? null });
   }
 }
+
+/** The server was not reached, or the connection broke off. */
+export class ConnectionError extends Error {}
+
+/** The address of a path of the API. */
+export const address = (path) => new URL(path.replace(/^\//, ""), BASE).href;
 
 /** Fetches a path of this server; asks for a key and tries again as long as the answer is 401. */
 export async function request(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+    const asked = { ...options, headers, cache: "no-store", credentials: "omit" };
+    const response = await fetch(address(path), asked).catch((error) => {
+      throw options.signal?.aborted ? error : new ConnectionError(error.message);
+    });
     if (response.status === 401) {
       await newKey(key);
       continue;
     }
     if (!response.ok) {
-      throw new ApiError(response.status, await errorMessage(response));
+      throw new ApiError(response.status, await errorBody(response));
     }
     return response;
   }
@@ -51,12 +63,13 @@ async function newKey(refused) {
   await asking;
 }
 
-async function errorMessage(response) {
+async function errorBody(response) {
   const text = await response.text();
   try {
-    return JSON.parse(text).error.message;
+    const { error } = JSON.parse(text);
+    return typeof error.message === "string" ? error : { message: text };
   } catch {
-    return text || `${response.status} ${response.statusText}`;
+    return { message: text.slice(0, 500) || `${response.status} ${response.statusText}` };
   }
 }
 
@@ -68,7 +81,7 @@ export async function* events(response) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) {
-      return;
+      throw new ConnectionError("the stream ended before the answer did");
     }
     rest += decoder.decode(value, { stream: true });
     let end;
@@ -91,14 +104,16 @@ function eventData(event) {
   return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }
 
-export async function models() {
-  const response = await request("/v1/models");
-  return (await response.json()).data;
+async function json(path) {
+  return (await request(path)).json();
 }
 
+export const models = async () => (await json("/v1/models")).data;
+export const stats = () => json("/stats");
+export const description = () => json("/openapi.json");
+
 export async function metricsPage() {
-  const response = await request("/metrics");
-  return response.text();
+  return (await request("/metrics")).text();
 }
 
 /** Streams a chat; `signal` stops it. */
@@ -113,10 +128,15 @@ export async function* chat(body, signal) {
     }),
     signal,
   });
-  for await (const event of events(response)) {
-    if (event.error) {
-      throw new ApiError(event.error.code, event.error.message);
+  try {
+    for await (const event of events(response)) {
+      if (event.error) {
+        throw new ApiError(Number(event.error.code) || 500, event.error);
+      }
+      yield event;
     }
-    yield event;
+  } catch (error) {
+    // The browser's own words for a broken connection differ from one to the next.
+    throw error instanceof TypeError && !signal?.aborted ? new ConnectionError(error.message) : error;
   }
 }

@@ -1,9 +1,16 @@
-/** A line chart over time, drawn as SVG by hand: a few series, an own scale, and a cross under the pointer. */
+/**
+ * A line chart over time, drawn as SVG by hand: a few series, an own scale, and what they were under the pointer or,
+ * with the arrow keys, at a moment of choice. It begins with the page and grows until its span is full.
+ */
 
 import { element, svg } from "./dom.js";
 
 const HEIGHT = 152;
-const MARGIN = { left: 44, right: 6, top: 8, bottom: 20 };
+const MARGIN = { left: 48, right: 8, top: 8, bottom: 20 };
+/** A chart that has just begun is not blown up further than this. */
+const LEAST_SPAN_MS = 15_000;
+/** Nothing was read for so long: no line is drawn across. */
+const GAP_MS = 5000;
 
 export class Chart {
   /** `series` are the names of the lines; `format` writes a value; `least` is the smallest top of the scale. */
@@ -12,18 +19,22 @@ export class Chart {
     // Areas over areas only hide each other.
     this.filled = series.length < 3;
     this.points = [];
-    this.pointer = null;
+    /** The time of the moment that is looked at. */
+    this.looked = null;
     this.legend = series.map((name, index) => {
       const value = element("span");
       return { value, item: element("li", { class: `colour-${index}` }, element("b", {}, name), " ", value) };
     });
-    const legend = element("ul", { class: "legend" }, ...this.legend.map(({ item }) => item));
     this.canvas = svg("svg", { role: "img" });
-    this.plot = element("div", { class: "plot" }, this.canvas);
-    const head = element("header", {}, element("h2", {}, title), legend);
-    this.shown = element("article", { class: "chart", id }, head, this.plot);
-    this.plot.addEventListener("pointermove", (event) => this.point(event.offsetX));
-    this.plot.addEventListener("pointerleave", () => this.point(null));
+    this.tip = element("div", { class: "tip", hidden: true });
+    this.plot = element("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}: arrow keys read earlier values` }, this.canvas, this.tip);
+    this.said = element("span", { class: "hidden", role: "status" });
+    const head = element("header", {}, element("h2", {}, title), element("ul", { class: "legend" }, ...this.legend.map(({ item }) => item)));
+    this.shown = element("article", { class: "chart", id }, head, this.plot, this.said);
+    this.plot.addEventListener("pointermove", (event) => this.look(this.timeAt(event.offsetX)));
+    this.plot.addEventListener("pointerleave", () => this.look(null));
+    this.plot.addEventListener("blur", () => this.look(null));
+    this.plot.addEventListener("keydown", (event) => this.key(event));
   }
 
   /** Appends the values of one moment, `null` where there is none. */
@@ -36,9 +47,36 @@ export class Chart {
     this.draw();
   }
 
-  point(x) {
-    this.pointer = x;
+  look(time) {
+    this.looked = time;
     this.draw();
+  }
+
+  key(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step || this.points.length === 0) {
+      return;
+    }
+    event.preventDefault();
+    const at = this.points.indexOf(this.marked() ?? this.points.at(-1));
+    const next = this.points[Math.min(Math.max(at + step, 0), this.points.length - 1)];
+    this.look(next.time);
+    this.said.textContent = `${this.ago(next.time)}: ${this.words(next)}`;
+  }
+
+  /** The first moment of the scale, and how long it is. */
+  scale() {
+    const last = this.points.at(-1).time;
+    const from = Math.max(last - this.span, this.points[0].time);
+    return { from, length: Math.max(last - from, LEAST_SPAN_MS), width: this.plot.clientWidth - MARGIN.left - MARGIN.right };
+  }
+
+  timeAt(offset) {
+    if (this.points.length === 0) {
+      return null;
+    }
+    const { from, length, width } = this.scale();
+    return from + (length * (offset - MARGIN.left)) / width;
   }
 
   draw() {
@@ -47,45 +85,58 @@ export class Chart {
     if (!width || !last) {
       return;
     }
-    const inner = { width: width - MARGIN.left - MARGIN.right, height: HEIGHT - MARGIN.top - MARGIN.bottom };
+    const { from, length, width: inner } = this.scale();
+    const height = HEIGHT - MARGIN.top - MARGIN.bottom;
     const values = this.points.flatMap((point) => point.values).filter((value) => value !== null);
     const top = Math.min(niceTop(Math.max(this.least, ...values)), this.most);
-    const x = (time) => MARGIN.left + inner.width * (1 - (last.time - time) / this.span);
-    const y = (value) => MARGIN.top + inner.height * (1 - Math.min(value, top) / top);
-    const parts = [...this.grid(width, top, y)];
-    this.series.forEach((_, index) => parts.push(...this.line(index, x, y)));
-    const marked = this.marked(x) ?? last;
-    if (marked !== last) {
-      const at = x(marked.time);
-      parts.push(svg("line", { class: "cross", x1: at, x2: at, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }));
+    const x = (time) => MARGIN.left + (inner * (time - from)) / length;
+    const y = (value) => MARGIN.top + height * (1 - Math.min(value, top) / top);
+    const parts = [...this.grid(width, top, y), ...this.times(x, from, last.time)];
+    this.series.forEach((_, index) => parts.push(...this.line(index, x, y, from)));
+    const marked = this.marked();
+    if (marked) {
+      parts.push(...this.cross(marked, x, y));
     }
+    this.placeTip(marked, x, width);
     this.canvas.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.canvas.replaceChildren(...parts);
-    this.legend.forEach(({ value }, index) => (value.textContent = this.write(marked.values[index])));
-    const now = this.series.map((name, index) => `${name} ${this.write(last.values[index])}`);
-    this.canvas.setAttribute("aria-label", `${this.title}: ${now.join(", ")}`);
+    this.legend.forEach(({ value }, index) => (value.textContent = this.write(last.values[index])));
+    this.canvas.setAttribute("aria-label", `${this.title}: ${this.words(last)}`);
+  }
+
+  words(point) {
+    return this.series.map((name, index) => `${name} ${this.write(point.values[index])}`).join(", ");
   }
 
   write(value) {
     return value === null || value === undefined ? "–" : this.format(value);
   }
 
+  ago(time) {
+    const past = Math.round((this.points.at(-1).time - time) / 1000);
+    if (past < 1) return "now";
+    return past < 120 ? `${past} s ago` : `${Math.floor(past / 60)} min ${past % 60 ? `${past % 60} s ` : ""}ago`;
+  }
+
   *grid(width, top, y) {
     for (const value of [0, top / 2, top]) {
       yield svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) });
-      const label = { class: "axis", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" };
-      yield svg("text", label, this.format(value));
+      yield svg("text", { class: "axis", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, this.format(value));
     }
-    const minutes = Math.round(this.span / 60000);
-    yield svg("text", { class: "axis", x: MARGIN.left, y: HEIGHT - 4 }, `${minutes} min ago`);
-    yield svg("text", { class: "axis", x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end" }, "now");
+  }
+
+  *times(x, from, last) {
+    if (last - from >= LEAST_SPAN_MS / 2) {
+      yield svg("text", { class: "axis", x: MARGIN.left, y: HEIGHT - 4 }, this.ago(from));
+    }
+    const at = x(last);
+    yield svg("text", { class: "axis", x: at, y: HEIGHT - 4, "text-anchor": at < MARGIN.left + 30 ? "start" : "end" }, "now");
   }
 
   /** A line and what lies under it, broken where there is no value. */
-  *line(index, x, y) {
+  *line(index, x, y, from) {
     const colour = `colour-${index}`;
-    const oldest = this.points.at(-1).time - this.span;
-    for (const run of this.runs(index, oldest)) {
+    for (const run of this.runs(index, from)) {
       const path = run.map(([time, value], at) => `${at ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       const [first, end] = [x(run[0][0]), x(run.at(-1)[0])];
       if (this.filled) {
@@ -97,15 +148,15 @@ export class Chart {
     }
   }
 
-  runs(index, oldest) {
+  runs(index, from) {
     const runs = [];
     let run = null;
     for (const { time, values } of this.points) {
-      if (values[index] === null || time < oldest) {
+      if (values[index] === null || time < from) {
         run = null;
         continue;
       }
-      if (!run) {
+      if (!run || time - run.at(-1)[0] > GAP_MS) {
         runs.push((run = []));
       }
       run.push([time, values[index]]);
@@ -113,12 +164,35 @@ export class Chart {
     return runs;
   }
 
-  /** The moment under the pointer. */
-  marked(x) {
-    if (this.pointer === null) {
+  *cross(marked, x, y) {
+    const at = x(marked.time);
+    yield svg("line", { class: "cross", x1: at, x2: at, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
+    for (const [index, value] of marked.values.entries()) {
+      if (value !== null) {
+        yield svg("circle", { class: `mark colour-${index}`, cx: at, cy: y(value), r: 3.5 });
+      }
+    }
+  }
+
+  /** The values of the marked moment, beside it. */
+  placeTip(marked, x, width) {
+    this.tip.hidden = !marked;
+    if (!marked) {
+      return;
+    }
+    const rows = this.series.map((name, index) => element("div", { class: `colour-${index}` }, element("b", {}, name), element("span", {}, this.write(marked.values[index]))));
+    this.tip.replaceChildren(element("small", {}, this.ago(marked.time)), ...rows);
+    const at = x(marked.time);
+    const left = at + 12 + this.tip.offsetWidth > width ? at - 12 - this.tip.offsetWidth : at + 12;
+    this.tip.style.transform = `translateX(${Math.max(0, left)}px)`;
+  }
+
+  /** The moment that is looked at. */
+  marked() {
+    if (this.looked === null || this.points.length === 0) {
       return null;
     }
-    const distance = (point) => Math.abs(x(point.time) - this.pointer);
+    const distance = (point) => Math.abs(point.time - this.looked);
     return this.points.reduce((best, point) => (distance(point) < distance(best) ? point : best));
   }
 }

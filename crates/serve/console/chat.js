@@ -1,335 +1,299 @@
-/**
- * The conversation: what was said, the answer that is coming, and the settings it is asked with. Nothing of it is
- * stored; only the settings stay for this tab.
- */
+/** The chat: what is shown of a conversation, and what a person does to it. */
 
-import { chat, models } from "./api.js";
-import { byId, copyButton, element } from "./dom.js";
-import { render } from "./markdown.js";
+import { models } from "./api.js";
+import * as attach from "./attach.js";
+import { announce, byId } from "./dom.js";
+import { MessageView } from "./message.js";
+import { closeOverlays, reveal } from "./panels.js";
+import { Run } from "./run.js";
+import * as settings from "./settings.js";
+import * as sidebar from "./sidebar.js";
+import * as store from "./store.js";
+import { add, branchOff, choose, forRequest, leftOut, newConversation, parentOf, path, siblings } from "./tree.js";
 
-const SETTINGS = "baton.settings";
-const FIELDS = ["model", "system", "temperature", "top-p", "max-tokens"];
-/** Long answers are not laid out more often than this. */
-const DRAW_MS = 40;
+/** An answer that is coming is written to the store this often. */
+const SAVE_MS = 2000;
 
-/** `{role, content}` of what was said so far. */
-let messages = [];
-/** Stops the answer that is coming; `null` when there is none. */
-let running = null;
+/** The conversation that is shown; it is kept from its first message on. */
+let current = newConversation();
+/** The answers that are coming, by conversation. */
+const runs = new Map();
+/** The messages on the page, in order. */
+let views = [];
 
 export async function start() {
-  restoreSettings();
+  const kept = await store.open();
+  byId("not-kept").hidden = kept;
+  settings.start();
+  attach.start(updateButtons);
+  sidebar.start({ current: () => current.id, show });
+  store.onChange(changedElsewhere);
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
   });
-  byId("prompt").addEventListener("keydown", (event) => {
-    // Enter that ends an input method's composition belongs to the input method.
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      send();
-    }
-  });
+  byId("prompt").addEventListener("keydown", promptKey);
   byId("prompt").addEventListener("input", updateButtons);
   byId("stop").addEventListener("click", stop);
-  byId("new-chat").addEventListener("click", newChat);
+  byId("new-chat").addEventListener("click", () => show(null));
+  byId("to-end").addEventListener("click", () => scroll(true));
+  byId("log").addEventListener("scroll", () => (byId("to-end").hidden = isAtEnd()), { passive: true });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && running) {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
       stop();
     }
   });
+  addEventListener("pagehide", () => [...runs.values()].forEach((run) => saveIfKept(run.conversation)));
   for (const idea of document.querySelectorAll("[data-prompt]")) {
     idea.addEventListener("click", () => {
       byId("prompt").value = idea.dataset.prompt;
       send();
     });
   }
-  byId("settings").open = matchMedia("(min-width: 56.01rem)").matches;
-  updateButtons();
-  await listModels();
+  open();
 }
 
-async function listModels() {
-  const wanted = storedSettings().model;
-  const served = await models();
-  const select = byId("model");
-  select.replaceChildren(...served.map((model) => element("option", { value: model.id }, model.id)));
-  if (served.some((model) => model.id === wanted)) {
-    select.value = wanted;
-  }
-  const show = () => {
-    const model = served.find((one) => one.id === select.value);
-    byId("welcome-model").textContent = model?.id ?? "the served model";
-    byId("model-note").textContent = model ? `Context: ${model.max_model_len.toLocaleString("en")} tokens` : "";
-    byId("max-tokens").max = model?.max_model_len ?? "";
-  };
-  select.addEventListener("change", show);
-  show();
+/** Asks what is served; also when the server was away. */
+export async function listModels() {
+  settings.setServer(await models(), null);
 }
 
-function storedSettings() {
-  try {
-    return JSON.parse(sessionStorage.getItem(SETTINGS)) ?? {};
-  } catch {
-    return {};
-  }
-}
-
-function restoreSettings() {
-  const stored = storedSettings();
-  for (const id of FIELDS) {
-    const field = byId(id);
-    if (stored[id] !== undefined && id !== "model") {
-      field.value = stored[id];
-      field.dataset.chosen = "";
+function promptKey(event) {
+  // Enter that ends an input method's composition belongs to the input method.
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  } else if (event.key === "ArrowUp" && byId("prompt").value === "") {
+    const last = views.filter((view) => view.node.role === "user").at(-1);
+    if (last && !runs.has(current.id)) {
+      event.preventDefault();
+      last.edit();
     }
-    field.addEventListener("input", () => {
-      field.dataset.chosen = "";
-      const chosen = FIELDS.map(byId).filter((each) => "chosen" in each.dataset);
-      const values = Object.fromEntries(chosen.map((each) => [each.id, each.value]));
-      sessionStorage.setItem(SETTINGS, JSON.stringify(values));
-      showSliders();
-    });
-  }
-  showSliders();
-}
-
-function showSliders() {
-  for (const id of ["temperature", "top-p"]) {
-    byId(`${id}-value`).textContent = chosenNumber(id)?.toFixed(2) ?? "the model's own";
   }
 }
 
-/** The value of a slider that somebody has moved; the model's makers know best where nobody has. */
-function chosenNumber(id) {
-  return "chosen" in byId(id).dataset ? Number(byId(id).value) : undefined;
+/** Shows a conversation by its address, so that the browser's way back works. */
+function show(id) {
+  const wanted = id ? `#chat/${id}` : "#chat";
+  if (location.hash === wanted || (!id && location.hash === "")) {
+    open();
+  } else {
+    location.hash = wanted;
+  }
+}
+
+/** Shows what the address names; a name that is not known is a new conversation. */
+export function open() {
+  const id = location.hash.match(/^#chat\/(.+)$/)?.[1];
+  const found = id ? (runs.get(id)?.conversation ?? store.get(id)) : null;
+  if (found && found.id === current.id && views.length > 0) {
+    return;
+  }
+  current = found ?? newConversation();
+  views = [];
+  sync();
+  scroll(true);
+  sidebar.draw();
+  closeOverlays();
+  if (!byId("view-chat").hidden && matchMedia("(hover: hover)").matches) {
+    byId("prompt").focus();
+  }
+}
+
+function changedElsewhere(id, fromElsewhere) {
+  const run = runs.get(id);
+  const kept = store.get(id);
+  if (!kept) {
+    // Deleted: nobody waits for its answer.
+    run?.stop();
+  } else if (run) {
+    // The answer is written into the run's own copy; of the other page's, the new name is taken over.
+    run.conversation.title = kept.title;
+  }
+  if (fromElsewhere && id === current.id && !runs.has(id)) {
+    current = store.get(id) ?? newConversation();
+    views = [];
+    sync();
+  }
+}
+
+/** Brings the page in line with the conversation; messages that stay keep their place. */
+function sync() {
+  const shown = path(current);
+  const same = shown.findIndex((node, at) => views[at]?.node !== node);
+  const from = same < 0 ? shown.length : same;
+  views = [...views.slice(0, from), ...shown.slice(from).map((node) => new MessageView(node, ACTIONS))];
+  const left = leftOut(shown);
+  views.forEach((view, at) => {
+    const beside = siblings(current, view.node);
+    const place = { index: beside.indexOf(view.node), count: beside.length, leftOut: left.has(view.node.id), isLast: at + 1 === views.length };
+    if (at >= from || JSON.stringify(place) !== JSON.stringify(view.place)) {
+      view.draw(place);
+    }
+  });
+  const log = byId("log");
+  const wanted = new Set(views.map((view) => view.shown));
+  [...log.querySelectorAll(".message")].filter((message) => !wanted.has(message)).forEach((message) => message.remove());
+  log.append(...views.slice(from).map((view) => view.shown));
+  byId("welcome").hidden = views.length > 0;
+  // The way back from another view.
+  byId("tab-chat").href = store.get(current.id) ? `#chat/${current.id}` : "#chat";
+  updateButtons();
 }
 
 function updateButtons() {
-  const busy = running !== null;
+  const busy = runs.has(current.id);
+  const empty = byId("prompt").value.trim() === "" && attach.count() === 0;
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
-  byId("send").disabled = byId("prompt").value.trim() === "";
-  byId("new-chat").disabled = messages.length === 0 && !busy;
-}
-
-function newChat() {
-  stop();
-  messages = [];
-  for (const message of byId("log").querySelectorAll(".message")) {
-    message.remove();
-  }
-  byId("welcome").hidden = false;
-  updateButtons();
-  byId("prompt").focus();
+  byId("send").disabled = empty;
 }
 
 function stop() {
-  running?.abort();
+  runs.get(current.id)?.stop();
 }
 
 function send() {
   const prompt = byId("prompt");
   const content = prompt.value.trim();
-  if (!content || running) {
+  if ((!content && attach.count() === 0) || runs.has(current.id) || !isReady()) {
     return;
   }
   prompt.value = "";
-  byId("welcome").hidden = true;
-  messages.push({ role: "user", content });
-  byId("log").append(element("article", { class: "message user" }, element("div", { class: "text" }, content)));
+  const files = attach.take();
+  const last = path(current).at(-1);
+  const node = add(current, last, { role: "user", content, ...(files.length > 0 ? { files } : {}) });
   prompt.focus();
-  answer();
+  answer(node);
 }
 
-/** What is asked of the server. */
-function body() {
-  const system = byId("system").value.trim();
-  const maxTokens = Number.parseInt(byId("max-tokens").value, 10);
-  return {
-    model: byId("model").value || undefined,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
-    temperature: chosenNumber("temperature"),
-    top_p: chosenNumber("top-p"),
-    ...(maxTokens > 0 ? { max_tokens: maxTokens } : {}),
-  };
+/** Whether the settings can be sent; shows the one that cannot. */
+function isReady() {
+  const { wrong } = settings.read();
+  if (wrong) {
+    reveal("settings");
+    byId("fields-more-details").open = true;
+    byId(wrong).focus();
+  }
+  return !wrong;
 }
 
-/** Streams the answer to what was said last. */
-async function answer() {
-  const view = new AnswerView();
-  const stopper = new AbortController();
-  running = stopper;
+/** Streams an answer to a message. */
+async function answer(above) {
+  const conversation = current;
+  const shown = path(conversation);
+  const { body, system } = settings.read();
+  const messages = forRequest(shown.slice(0, shown.indexOf(above) + 1), system);
+  const node = add(conversation, above, { role: "assistant", content: "", finish: "running", model: body.model ?? "" });
+  const run = new Run(conversation, node, { ...body, messages }, progress);
+  runs.set(conversation.id, run);
+  const isNew = location.hash !== `#chat/${conversation.id}`;
+  store.save(conversation);
+  if (isNew && !byId("view-chat").hidden) {
+    history.replaceState(null, "", `#chat/${conversation.id}`);
+    sidebar.draw();
+  }
+  sync();
+  scroll(true);
+  announce("The answer is being written.");
+  await run.go();
+}
+
+/** An answer has grown or ended. */
+function progress(run) {
+  const { conversation, node } = run;
+  const view = views.find((one) => one.node === node);
+  if (!run.ended) {
+    view?.schedule(following);
+    if (performance.now() - (run.savedAt ?? run.started) > SAVE_MS) {
+      run.savedAt = performance.now();
+      saveIfKept(conversation);
+    }
+    return;
+  }
+  runs.delete(conversation.id);
+  conversation.updated = Date.now();
+  saveIfKept(conversation);
+  if (view) {
+    following(() => {
+      view.draw();
+      sync();
+    });
+    announce(node.error ? `${node.error.title} ${node.error.advice}` : "The answer is complete.");
+  }
   updateButtons();
-  try {
-    for await (const event of chat(body(), stopper.signal)) {
-      view.take(event);
-    }
-  } catch (error) {
-    if (stopper.signal.aborted) {
-      view.finishReason = "stopped";
-    } else {
-      view.fail(error.message);
-    }
-  }
-  view.end();
-  // A new chat may have begun meanwhile.
-  if (running === stopper) {
-    running = null;
-  }
-  if (view.shown.isConnected && view.content) {
-    messages.push({ role: "assistant", content: view.content });
-  }
-  updateButtons();
 }
 
-/** One answer on the page, as it comes. */
-class AnswerView {
-  content = "";
-  reasoning = "";
-  toolCalls = [];
-  finishReason = null;
-  numTokens = 0;
-  started = performance.now();
-  firstToken = null;
-  lastToken = null;
-  drawn = 0;
-  timer = null;
-
-  constructor() {
-    this.asides = element("div");
-    this.text = element("div", { class: "text cursor" });
-    this.foot = element("div", { class: "foot" });
-    this.shown = element("article", { class: "message answer" }, this.asides, this.text, this.foot);
-    byId("log").append(this.shown);
-    this.scroll(true);
+/** It may have been deleted meanwhile. */
+function saveIfKept(conversation) {
+  if (store.get(conversation.id)) {
+    store.save(conversation);
   }
+}
 
-  take(event) {
-    const now = performance.now();
-    const before = this.numTokens;
-    this.numTokens = event.usage?.completion_tokens ?? this.numTokens;
-    if (this.numTokens > before) {
-      this.firstToken ??= now;
-      this.lastToken = now;
-    }
-    for (const choice of event.choices ?? []) {
-      const delta = choice.delta ?? {};
-      this.content += delta.content ?? "";
-      this.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";
-      for (const call of delta.tool_calls ?? []) {
-        const known = (this.toolCalls[call.index ?? 0] ??= { name: "", arguments: "" });
-        known.name += call.function?.name ?? "";
-        known.arguments += call.function?.arguments ?? "";
-      }
-      this.finishReason = choice.finish_reason ?? this.finishReason;
-    }
-    this.schedule();
+/** Draws and follows the answer, unless the reader has scrolled back. */
+function following(draw) {
+  const follow = isAtEnd();
+  draw();
+  scroll(follow);
+}
+
+function isAtEnd() {
+  const log = byId("log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+}
+
+function scroll(follow) {
+  if (follow) {
+    byId("log").scrollTop = byId("log").scrollHeight;
   }
+  byId("to-end").hidden = isAtEnd();
+}
 
-  /** Draws now, or a little later where it has just been drawn. */
-  schedule() {
-    if (this.timer === null) {
-      const wait = Math.max(0, this.drawn + DRAW_MS - performance.now());
-      this.timer = setTimeout(() => {
-        this.timer = null;
-        this.draw();
-      }, wait);
-    }
-  }
-
-  draw() {
-    this.drawn = performance.now();
-    const atEnd = this.isAtEnd();
-    this.text.replaceChildren(...render(this.content));
-    this.drawAsides();
-    this.foot.replaceChildren(...this.figures().map((figure) => element("span", {}, figure)));
-    this.scroll(atEnd);
-  }
-
-  drawAsides() {
-    const open = this.asides.querySelector("details")?.open ?? true;
-    const asides = [];
-    if (this.reasoning) {
-      const inside = element("div", { class: "inside" }, this.reasoning.trim());
-      asides.push(element("details", { class: "aside reasoning", open }, element("summary", {}, "Reasoning"), inside));
-    }
-    for (const call of this.toolCalls.filter(Boolean)) {
-      const inside = element("div", { class: "inside" }, element("pre", {}, call.arguments));
-      const summary = element("summary", {}, `Tool call: ${call.name}`);
-      asides.push(element("details", { class: "aside tool-call", open: true }, summary, inside));
-    }
-    this.asides.replaceChildren(...asides);
-  }
-
-  figures() {
-    const figures = [];
-    if (this.numTokens > 0) {
-      figures.push(`${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}`);
-    }
-    const seconds = (this.lastToken - this.firstToken) / 1000;
-    if (this.numTokens > 1 && seconds > 0) {
-      figures.push(`${((this.numTokens - 1) / seconds).toFixed(1)} tokens/s`);
-    }
-    if (this.firstToken !== null) {
-      figures.push(`first token after ${duration(this.firstToken - this.started)}`);
-    }
-    const ends = { length: "cut off at the limit", stopped: "stopped", tool_calls: "wants a tool" };
-    if (ends[this.finishReason]) {
-      figures.push(ends[this.finishReason]);
-    }
-    return figures;
-  }
-
-  fail(message) {
-    this.error = message;
-  }
-
-  end() {
-    clearTimeout(this.timer);
-    this.draw();
-    this.text.classList.remove("cursor");
-    if (this.error) {
-      this.text.append(element("p", { class: "error", role: "alert" }, this.error));
-    }
-    if (this.content) {
-      this.foot.append(copyButton(() => this.content));
-    }
-    const again = element("button", { type: "button", onclick: () => this.again() }, "Try again");
-    this.foot.append(again);
-    this.scroll(this.isAtEnd());
-  }
-
-  /** Asks the same once more, in place of this answer and of all that followed it. */
-  again() {
-    if (running || !this.shown.isConnected) {
+/** What a person may do to a message. */
+const ACTIONS = {
+  /** A changed question is asked; a changed answer stands beside the old one. */
+  edit(node, content) {
+    if (runs.has(current.id) || (node.role === "user" && !isReady())) {
       return;
     }
-    const shown = [...byId("log").querySelectorAll(".message")];
-    const after = shown.slice(shown.indexOf(this.shown));
-    const questions = shown.slice(0, shown.indexOf(this.shown)).filter((one) => one.matches(".user")).length;
-    let asked = 0;
-    const last = messages.findIndex((message) => message.role === "user" && (asked += 1) === questions);
-    messages = messages.slice(0, last + 1);
-    for (const message of after) {
-      message.remove();
+    const above = parentOf(current, node);
+    if (node.role === "user") {
+      answer(add(current, above, { role: "user", content, ...(node.files ? { files: node.files } : {}) }));
+      byId("prompt").focus();
+    } else {
+      add(current, above, { role: "assistant", content, model: node.model, finish: "edited" });
+      store.save(current);
+      sync();
     }
-    answer();
-  }
-
-  isAtEnd() {
-    const log = byId("log");
-    return log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-  }
-
-  /** Follows the answer, unless the reader has scrolled back. */
-  scroll(follow) {
-    if (follow) {
-      byId("log").scrollTop = byId("log").scrollHeight;
+  },
+  /** Asks the same once more. The old answer stays beside the new one. */
+  retry(node) {
+    if (!runs.has(current.id) && isReady()) {
+      answer(parentOf(current, node));
     }
-  }
-}
-
-function duration(ms) {
-  return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
-}
+  },
+  choose(node, by) {
+    const beside = siblings(current, node);
+    choose(current, beside[beside.indexOf(node) + by]);
+    store.save(current);
+    sync();
+    const shown = views.find((view) => view.node === beside[beside.indexOf(node) + by]);
+    shown?.shown.querySelector(".switcher button:not(:disabled)")?.focus();
+  },
+  branch(node) {
+    const branch = branchOff(current, node);
+    store.save(branch);
+    show(branch.id);
+  },
+  results(node, texts) {
+    if (runs.has(current.id) || !isReady()) {
+      return;
+    }
+    let above = node;
+    node.toolCalls.forEach((call, at) => {
+      above = add(current, above, { role: "tool", toolCallId: call.id, content: texts[at] });
+    });
+    answer(above);
+  },
+};

@@ -1,14 +1,17 @@
-/** The page's frame: which view is shown, and the question for a key. */
+/** The page's frame: which view is shown, and what happens when the server comes and goes. */
 
-import { onKeyNeeded } from "./api.js";
 import * as chat from "./chat.js";
-import { byId } from "./dom.js";
+import * as connection from "./connection.js";
+import { byId, drawIcons } from "./dom.js";
+import "./key.js";
 import * as live from "./live.js";
+import * as panels from "./panels.js";
+import * as settings from "./settings.js";
 
 const VIEWS = ["chat", "live"];
 
 function showView() {
-  const asked = location.hash.slice(1);
+  const asked = location.hash.slice(1).split("/")[0];
   const shown = VIEWS.includes(asked) ? asked : "chat";
   for (const view of VIEWS) {
     byId(`view-${view}`).hidden = view !== shown;
@@ -19,34 +22,41 @@ function showView() {
       tab.removeAttribute("aria-current");
     }
   }
+  for (const toggle of document.querySelectorAll(".only-chat")) {
+    toggle.hidden = shown !== "chat";
+  }
   document.title = shown === "chat" ? "Baton" : "Baton: live";
+  panels.closeOverlays();
 }
 
-/** Asks until something is entered; the server says whether it is right. */
-function askForKey(wasWrong) {
-  const dialog = byId("key-dialog");
-  byId("key-wrong").hidden = !wasWrong;
-  byId("key").value = "";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    const refuse = (event) => event.preventDefault();
-    dialog.addEventListener("cancel", refuse);
-    byId("key-form").addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        dialog.removeEventListener("cancel", refuse);
-        dialog.close();
-        byId("prompt").focus();
-        resolve(byId("key").value.trim());
-      },
-      { once: true },
-    );
-  });
+/** The models are asked for until they are known. */
+async function listModels() {
+  try {
+    await chat.listModels();
+  } catch {
+    // The connection says so, and asks again.
+  }
 }
 
-addEventListener("hashchange", showView);
+drawIcons();
+panels.start();
 showView();
-onKeyNeeded(askForKey);
-live.start();
 await chat.start();
+addEventListener("hashchange", () => {
+  showView();
+  if (!byId("view-chat").hidden) {
+    chat.open();
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    panels.reveal("sidebar");
+    byId("search").focus();
+  }
+});
+live.start();
+connection.on("stats", (stats) => settings.setServer(null, stats));
+connection.on("back", listModels);
+connection.start();
+await listModels();

@@ -35,12 +35,15 @@ export function value(reading, name) {
   return reading.values.get(name) ?? 0;
 }
 
+/** Whether the server has a metric of this name. */
+export const has = (reading, name) => reading.values.has(name);
+
 /** How much a counter has grown; a restarted server counts from zero. */
 export function growth(before, now, name) {
   return Math.max(0, value(now, name) - value(before, name));
 }
 
-/** Growth in a second. */
+/** Growth per second. */
 export function rate(before, now, name) {
   const seconds = (now.time - before.time) / 1000;
   return seconds > 0 ? growth(before, now, name) / seconds : 0;

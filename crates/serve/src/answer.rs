@@ -12,13 +12,13 @@ use crate::types::common::Usage;
 
 /// What chat and completions say in every answer and every chunk.
 #[derive(Debug)]
-pub struct Head {
+pub struct ResponseHeader {
     pub id: String,
     pub created: u64,
     pub show: Show,
 }
 
-impl Head {
+impl ResponseHeader {
     pub fn new(prefix: &str, show: Show) -> Self {
         Self { id: format!("{prefix}-{}", ids::unique()), created: ids::unix_seconds(), show }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::header;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -17,6 +17,7 @@ use crate::scope;
 use crate::state::App;
 
 pub const OPEN_ROUTES: [&str; 3] = ["/health", "/live", "/ready"];
+const DOCS: &str = "/docs";
 const SALT_CONTEXT: &str = "baton prefix cache salt of an API key";
 
 #[derive(Debug)]
@@ -86,24 +87,36 @@ impl Tenant {
 /// Every request passes here; handlers find the [`Tenant`] in its extensions.
 pub async fn authenticate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if OPEN_ROUTES.contains(&path) || (app.config.console && console::is_file(path)) {
+    if OPEN_ROUTES.contains(&path) || console::is_file(path, app.config.console) {
         return next.run(request).await;
     }
     let headers = request.headers();
+    let key = presented_key(headers);
+    match app.keys.check(key) {
+        Some(tenant) => {
+            request.extensions_mut().insert(tenant.clone());
+            scope::within(&tenant, next.run(request)).await
+        }
+        // A browser cannot send a key with an address that is typed: its answer is the page that asks for one.
+        None if path == DOCS && accepts_html(headers) => console::docs(StatusCode::UNAUTHORIZED),
+        None => ApiError::unauthorized(key.is_some()).into_response(),
+    }
+}
+
+/// The key that a request comes with.
+pub fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim());
-    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
-    match app.keys.check(key) {
-        Some(tenant) => {
-            request.extensions_mut().insert(tenant.clone());
-            scope::within(&tenant, next.run(request)).await
-        }
-        None => ApiError::unauthorized().into_response(),
-    }
+    bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
+}
+
+fn accepts_html(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.contains("text/html"))
 }
 
 #[cfg(test)]

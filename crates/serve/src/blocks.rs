@@ -71,6 +71,11 @@ impl Blocks {
         }
     }
 
+    /// Blocks that nothing can be added to any more.
+    pub fn num_closed(&self) -> usize {
+        self.list.len() - usize::from(self.is_open)
+    }
+
     /// Ends the last block.
     pub fn close(&mut self, changes: &mut Vec<Change>) {
         if std::mem::replace(&mut self.is_open, false) {

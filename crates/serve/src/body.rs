@@ -1,7 +1,7 @@
 //! Reading a request's JSON, within limits of size, time and total memory.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::budget::{self, Charge};
 use crate::error::ApiError;
+use crate::frontend::MessageLimits;
 use crate::scope;
 use crate::state::App;
 use crate::wording;
@@ -21,7 +22,7 @@ use crate::wording;
 const DISCARD_BYTES: usize = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// What takes longer than a millisecond to look through.
-const LARGE_BYTES: usize = 256 << 10;
+const LARGE_BYTES: usize = 64 << 10;
 /// Room made for a body before its first byte is there.
 const FIRST_BYTES: usize = 64 << 10;
 
@@ -32,6 +33,18 @@ pub struct JsonBody {
 }
 
 impl JsonBody {
+    /// Reads the body of a request that is going to wait for the engine, unless too many wait already.
+    pub async fn read_for_engine(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
+        // Where there are several models, it is not known yet whose queue it is.
+        if app.models.is_none()
+            && let Err(busy) = app.check_queue(1)
+        {
+            discard(app, request.into_body()).await;
+            return Err(busy);
+        }
+        Self::read(app, request).await
+    }
+
     pub async fn read(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
         let limit = app.config.max_body_bytes;
         let content_type = request.headers().get(header::CONTENT_TYPE);
@@ -42,11 +55,11 @@ impl JsonBody {
             request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let declared: usize = declared.unwrap_or(0);
         if declared > limit {
-            discard(request.into_body()).await;
+            discard(app, request.into_body()).await;
             return Err(ApiError::body_too_large(limit));
         }
         let mut charge = app.bodies.charge(scope::tenant());
-        let read = collect(request.into_body(), &mut charge, declared, limit);
+        let read = collect(app, request.into_body(), &mut charge, declared, limit);
         let bytes = tokio::time::timeout(app.config.read_timeout, read)
             .await
             .map_err(|_| ApiError::read_timeout())??;
@@ -89,6 +102,24 @@ impl JsonBody {
     }
 }
 
+/// Reads a message of another protocol, with what it takes once it is decoded.
+pub async fn read_message(app: &App, body: Body, limits: MessageLimits) -> Result<Bytes, ApiError> {
+    let mut charge = app.bodies.charge(scope::tenant());
+    let limit = limits.max_bytes.min(app.config.max_body_bytes);
+    let read = collect(app, body, &mut charge, 0, limit);
+    let bytes =
+        tokio::time::timeout(app.config.read_timeout, read).await.map_err(|_| ApiError::read_timeout())??;
+    let cost = bytes.len().saturating_mul(limits.factor.max(1));
+    if cost > app.bodies.share() {
+        return Err(ApiError::body_too_costly(cost, app.bodies.share()));
+    }
+    if !charge.grow(cost - bytes.len()) {
+        return Err(ApiError::busy());
+    }
+    scope::hold(charge);
+    Ok(bytes)
+}
+
 /// Charges for what the body becomes besides its bytes, before it becomes it.
 fn charge_for_parts(
     app: &App,
@@ -109,6 +140,7 @@ fn charge_for_parts(
 
 /// Reads the body and charges for each part when it is there: what a client declares costs nothing.
 async fn collect(
+    app: &App,
     mut body: Body,
     charge: &mut Charge,
     declared: usize,
@@ -119,23 +151,37 @@ async fn collect(
         let cut_off = |_| ApiError::invalid("the request body could not be read to its end");
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         if bytes.len() + data.len() > limit {
-            discard(body).await;
+            discard(app, body).await;
             return Err(ApiError::body_too_large(limit));
         }
         if !charge.grow(data.len()) {
-            discard(body).await;
+            discard(app, body).await;
             return Err(ApiError::busy());
         }
         bytes.extend_from_slice(&data);
+        if bytes.len() > LARGE_BYTES {
+            pace(app, data.len()).await;
+        }
     }
     Ok(bytes.into())
 }
 
-async fn discard(mut body: Body) {
+/// Reads a large body no faster than its key may.
+async fn pace(app: &App, num_bytes: usize) {
+    let wait = app.bodies.pace(scope::tenant(), num_bytes, Instant::now());
+    // A timer's tick is a millisecond.
+    if wait > Duration::from_millis(2) {
+        tokio::time::sleep(wait).await;
+    }
+}
+
+async fn discard(app: &App, mut body: Body) {
     let read = async {
         let mut num_bytes = 0;
         while let Some(Ok(frame)) = body.frame().await {
-            num_bytes += frame.data_ref().map_or(0, Bytes::len);
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            num_bytes += len;
+            pace(app, len).await;
             if num_bytes > DISCARD_BYTES {
                 return;
             }

@@ -2,10 +2,12 @@
 //!
 //! A body counts from the byte that arrives to the moment when its request has become tokens; what its text, its parsed
 //! form and its prompt take is estimated from its length and from the number of its parts. Where there are several
-//! keys, one may have at most half of it.
+//! keys, one may have at most half of it, and its large bodies are read at a limited speed: copying them takes cores that the
+//! answers to others need.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::auth::TenantId;
 
@@ -13,6 +15,9 @@ use crate::auth::TenantId;
 const COPIES: usize = 4;
 /// A small object or text of JSON in memory, with its keys, on its way through the chat template.
 const ITEM_BYTES: usize = 256;
+
+/// Bytes a second that are read of one key's large bodies, where there are several keys.
+const BYTES_PER_SECOND: usize = 64 << 20;
 
 /// What a body of so many bytes and items takes while it becomes tokens.
 pub fn cost(num_bytes: usize, num_items: usize) -> usize {
@@ -40,6 +45,7 @@ pub fn count_items(json: &[u8]) -> usize {
 pub struct BodyBudget {
     limit: usize,
     share: usize,
+    is_paced: bool,
     taken: Mutex<Taken>,
 }
 
@@ -47,6 +53,8 @@ pub struct BodyBudget {
 struct Taken {
     total: usize,
     by_tenant: HashMap<TenantId, usize>,
+    /// When the next part of a tenant's large bodies may be read, where that is not now.
+    next_read: HashMap<TenantId, Instant>,
 }
 
 /// A part of the budget, given back when dropped.
@@ -60,7 +68,7 @@ pub struct Charge {
 impl BodyBudget {
     pub fn new(limit: usize, has_many_keys: bool) -> Arc<Self> {
         let share = if has_many_keys { limit / 2 } else { limit };
-        Arc::new(Self { limit, share, taken: Mutex::default() })
+        Arc::new(Self { limit, share, is_paced: has_many_keys, taken: Mutex::default() })
     }
 
     /// The most that one request can ever have.
@@ -70,6 +78,18 @@ impl BodyBudget {
 
     pub fn charge(self: &Arc<Self>, tenant: TenantId) -> Charge {
         Charge { budget: Arc::clone(self), tenant, num_bytes: 0 }
+    }
+
+    /// How long to wait after reading so much of a large body.
+    pub fn pace(&self, tenant: TenantId, num_bytes: usize, now: Instant) -> Duration {
+        if !self.is_paced {
+            return Duration::ZERO;
+        }
+        let mut taken = self.lock();
+        taken.next_read.retain(|_, next| *next > now);
+        let next = taken.next_read.entry(tenant).or_insert(now);
+        *next += Duration::from_secs_f64(num_bytes as f64 / BYTES_PER_SECOND as f64);
+        *next - now
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
@@ -137,5 +157,18 @@ mod tests {
         assert_eq!(budget.lock().total, 0);
         assert!(budget.lock().by_tenant.is_empty());
         assert!(BodyBudget::new(100, false).charge(TenantId(0)).grow(100));
+    }
+
+    #[test]
+    fn large_bodies_of_one_key_are_read_at_a_limited_speed() {
+        let (budget, now) = (BodyBudget::new(100, true), Instant::now());
+        assert_eq!(budget.pace(TenantId(1), BYTES_PER_SECOND / 4, now), Duration::from_millis(250));
+        // All its connections together.
+        assert_eq!(budget.pace(TenantId(1), BYTES_PER_SECOND / 4, now), Duration::from_millis(500));
+        assert_eq!(budget.pace(TenantId(2), BYTES_PER_SECOND, now), Duration::from_secs(1));
+        let later = now + Duration::from_secs(5);
+        assert_eq!(budget.pace(TenantId(1), BYTES_PER_SECOND / 4, later), Duration::from_millis(250));
+        assert_eq!(budget.lock().next_read.len(), 1, "who has caught up is forgotten");
+        assert_eq!(BodyBudget::new(100, false).pace(TenantId(0), 1 << 30, now), Duration::ZERO);
     }
 }

@@ -1,12 +1,14 @@
 //! The server's settings. Each field is a flag of `baton serve`; defaults are those of the command line.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use baton_text::{ReasoningFormat, ToolFormat};
 
+use crate::graphs::GraphServing;
+use crate::models::MoreModels;
 use crate::otlp::Endpoint;
 use crate::public::PublicPrefix;
 use crate::system::SystemPrompt;
@@ -56,6 +58,8 @@ pub struct ServerConfig {
     /// Of all request bodies that are held at one time, with what they are parsed into, before they become tokens.
     pub max_bodies_bytes: usize,
     pub max_connections: usize,
+    /// Where KV is handed over to other processes, if it is.
+    pub kv_transfer: Option<SocketAddr>,
     /// The most alternatives a position may report.
     pub max_logprobs: u32,
     /// The most continuations of one HTTP request: prompts × `n`.
@@ -79,6 +83,10 @@ pub struct ServerConfig {
     pub max_stored_bytes: usize,
     /// How long they are kept.
     pub stored_response_ttl: Duration,
+    /// Models that are loaded when they are asked for, besides the one that is there from the start.
+    pub more_models: Option<MoreModels>,
+    /// The graph engine, if there is one.
+    pub graph: Option<GraphServing>,
     /// Lines of the log that could not be written, counted by whoever writes it; for `/metrics`.
     pub num_lost_log_lines: Option<Arc<AtomicU64>>,
 }
@@ -103,6 +111,7 @@ impl Default for ServerConfig {
             max_body_items: 1 << 18,
             max_bodies_bytes: 256 << 20,
             max_connections: 4096,
+            kv_transfer: None,
             max_logprobs: 20,
             max_choices: 1024,
             read_timeout: Duration::from_secs(60),
@@ -115,6 +124,8 @@ impl Default for ServerConfig {
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
             stored_response_ttl: Duration::from_secs(3600),
+            more_models: None,
+            graph: None,
             num_lost_log_lines: None,
         }
     }

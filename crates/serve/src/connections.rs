@@ -2,7 +2,8 @@
 //!
 //! When there are as many as there may be, the oldest one that waits for a request is closed for a new one: whoever opens
 //! connections and says nothing keeps nobody out. Where all are at work, a few more are let in that are only told how the
-//! server is, so that a probe of a busy server still gets its answer.
+//! server is, so that a probe of a busy server still gets its answer. No clock decides: a newcomer waits until the
+//! connection that was asked to make room has gone or has answered that it is at work after all.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -41,22 +42,24 @@ pub const LAST_BYTES: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections beyond `--max-connections` that are only told how the server is.
 const NUM_PROBES: usize = 16;
-/// How long a new connection waits for the one that makes room for it.
-const HANDOVER: Duration = Duration::from_secs(1);
 
 pub struct Connections {
-    router: Router,
-    /// Knows the open routes and nothing else.
-    probes: Router,
+    all: Lane,
+    /// Beyond `all`; its router knows the open routes and nothing else.
+    probes: Lane,
     tls: Option<TlsAcceptor>,
     graceful: GracefulShutdown,
-    slots: Arc<Semaphore>,
-    probe_slots: Arc<Semaphore>,
-    open: Arc<Open>,
     /// True when what is left must end at once.
     closed: watch::Sender<bool>,
     read_timeout: Duration,
     half_close_timeout: Duration,
+}
+
+/// A number of places for connections, and the routes they may ask.
+struct Lane {
+    router: Router,
+    places: Arc<Semaphore>,
+    open: Arc<Open>,
 }
 
 /// The connections there are, oldest first.
@@ -71,14 +74,60 @@ struct Open {
 struct Connection {
     /// Requests whose answers are not complete.
     num_requests: AtomicUsize,
+    /// A newcomer asks it to make room.
     close: Notify,
+    /// Its answer where a request has come in the meantime.
+    declined: Notify,
 }
 
-/// One of the open connections, until it is dropped.
+/// One of the open connections with its place, until it is dropped.
 struct Entry {
     number: u64,
     connection: Arc<Connection>,
     open: Arc<Open>,
+    /// Behind the list: who gets this place finds the connection gone from there.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Lane {
+    fn new(router: Router, num_places: usize) -> Self {
+        Self { router, places: Arc::new(Semaphore::new(num_places)), open: Arc::default() }
+    }
+
+    /// A place, where need be that of the oldest connection that waits for a request. None where all are at work.
+    async fn enter(&self) -> Option<Entry> {
+        loop {
+            if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+                return Some(self.open.enter(place));
+            }
+            let idle = self.open.oldest_idle()?;
+            idle.close.notify_one();
+            tokio::select! {
+                place = Arc::clone(&self.places).acquire_owned() => return place.ok().map(|place| self.open.enter(place)),
+                // It is at work now, so the next look finds another one.
+                () = idle.declined.notified() => {}
+            }
+        }
+    }
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        self.num_requests.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns when a newcomer needs the place and there is still no request on this connection.
+    async fn must_close(&self) {
+        loop {
+            self.close.notified().await;
+            // What has arrived meanwhile is read first: the runtime looks at its sockets before it comes back.
+            tokio::task::yield_now().await;
+            if self.is_idle() {
+                return;
+            }
+            self.declined.notify_one();
+        }
+    }
 }
 
 impl Open {
@@ -86,30 +135,15 @@ impl Open {
         self.by_age.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>) -> Entry {
-        let entry = self.enter_probe();
-        self.lock().insert(entry.number, Arc::clone(&entry.connection));
-        entry
-    }
-
-    /// A connection whose end gives no other one a place.
-    fn enter_probe(self: &Arc<Self>) -> Entry {
+    fn enter(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Entry {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        Entry { number, connection: Arc::default(), open: Arc::clone(self) }
+        let connection = Arc::<Connection>::default();
+        self.lock().insert(number, Arc::clone(&connection));
+        Entry { number, connection, open: Arc::clone(self), _place: place }
     }
 
-    /// Tells the oldest connection that waits for a request to close. False where there is none.
-    fn close_oldest_idle(&self) -> bool {
-        let mut open = self.lock();
-        let is_idle = |connection: &Connection| connection.num_requests.load(Ordering::Relaxed) == 0;
-        let Some(number) = open.iter().find(|(_, one)| is_idle(one)).map(|(number, _)| *number) else {
-            return false;
-        };
-        // Out of the list at once, so that the next newcomer does not count on the same one.
-        if let Some(connection) = open.remove(&number) {
-            connection.close.notify_one();
-        }
-        true
+    fn oldest_idle(&self) -> Option<Arc<Connection>> {
+        self.lock().values().find(|one| one.is_idle()).cloned()
     }
 }
 
@@ -122,13 +156,10 @@ impl Drop for Entry {
 impl Connections {
     pub fn new(app: &Arc<App>, tls: Option<TlsAcceptor>) -> Self {
         Self {
-            router: routes::router(app),
-            probes: routes::probe_router(app),
+            all: Lane::new(routes::router(app), app.config.max_connections),
+            probes: Lane::new(routes::probe_router(app), NUM_PROBES),
             tls,
             graceful: GracefulShutdown::new(),
-            slots: Arc::new(Semaphore::new(app.config.max_connections)),
-            probe_slots: Arc::new(Semaphore::new(NUM_PROBES)),
-            open: Arc::default(),
             closed: watch::Sender::new(false),
             read_timeout: app.config.read_timeout,
             half_close_timeout: app.config.half_close_timeout,
@@ -139,7 +170,7 @@ impl Connections {
     pub async fn accept(&self, listener: &TcpListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => self.admit(stream),
+                Ok((stream, _)) => self.admit(stream).await,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -148,21 +179,18 @@ impl Connections {
         }
     }
 
-    fn admit(&self, stream: TcpStream) {
-        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
-            self.serve(stream, Slot::Now(slot), self.open.enter(), self.router.clone());
-        } else if self.open.close_oldest_idle() {
-            let slot = Slot::Soon(Arc::clone(&self.slots));
-            self.serve(stream, slot, self.open.enter(), self.router.clone());
-        } else if let Ok(slot) = Arc::clone(&self.probe_slots).try_acquire_owned() {
-            self.serve(stream, Slot::Now(slot), self.open.enter_probe(), self.probes.clone());
+    async fn admit(&self, stream: TcpStream) {
+        if let Some(entry) = self.all.enter().await {
+            self.serve(stream, entry, self.all.router.clone());
+        } else if let Some(entry) = self.probes.enter().await {
+            self.serve(stream, entry, self.probes.router.clone());
         } else if self.tls.is_none() {
             refuse(stream);
         }
         // Inside TLS nothing can be said before a handshake, which is what there is no room for.
     }
 
-    fn serve(&self, stream: TcpStream, slot: Slot, entry: Entry, router: Router) {
+    fn serve(&self, stream: TcpStream, entry: Entry, router: Router) {
         // A token is a small packet: it must not wait for the next one.
         let _ = stream.set_nodelay(true);
         let talk = Talk {
@@ -177,12 +205,6 @@ impl Connections {
         let (tls, timeout) = (self.tls.clone(), self.read_timeout);
         let mut closed = self.closed.subscribe();
         tokio::spawn(async move {
-            let Some(_slot) = slot.taken().await else {
-                if tls.is_none() {
-                    refuse(stream);
-                }
-                return;
-            };
             let connection = Arc::clone(&entry.connection);
             let conversation = async {
                 match tls {
@@ -195,8 +217,10 @@ impl Connections {
                 }
             };
             tokio::select! {
+                // In this order, so that a request that is there is seen before the connection counts as idle.
+                biased;
                 () = conversation => {}
-                () = connection.close.notified() => tracing::debug!("an idle connection made room for a new one"),
+                () = connection.must_close() => tracing::debug!("an idle connection made room for a new one"),
                 _ = closed.wait_for(|closed| *closed) => {}
             }
             drop(entry);
@@ -207,22 +231,6 @@ impl Connections {
     pub async fn finish(self) {
         let _ = tokio::time::timeout(LAST_BYTES, self.graceful.shutdown()).await;
         self.closed.send_replace(true);
-    }
-}
-
-/// A place among the connections.
-enum Slot {
-    Now(OwnedSemaphorePermit),
-    /// When the connection that makes room has gone.
-    Soon(Arc<Semaphore>),
-}
-
-impl Slot {
-    async fn taken(self) -> Option<OwnedSemaphorePermit> {
-        match self {
-            Self::Now(permit) => Some(permit),
-            Self::Soon(slots) => tokio::time::timeout(HANDOVER, slots.acquire_owned()).await.ok()?.ok(),
-        }
     }
 }
 
@@ -389,20 +397,64 @@ mod tests {
         assert_eq!(body.len(), 128);
     }
 
-    #[test]
-    fn the_oldest_idle_connection_makes_room_once() {
-        let open = Arc::new(Open::default());
-        let entries: Vec<Entry> = (0..3).map(|_| open.enter()).collect();
-        let busy = Pending::new(&entries[0].connection);
-        assert!(open.close_oldest_idle());
-        assert_eq!(open.lock().keys().copied().collect::<Vec<_>>(), [0, 2]);
-        assert!(open.close_oldest_idle());
-        assert!(!open.close_oldest_idle(), "the one that is left is at work");
-        let probe = open.enter_probe();
-        assert!(!open.close_oldest_idle(), "a probe has no place to give");
-        drop((busy, probe));
-        assert!(open.close_oldest_idle());
-        drop(entries);
-        assert!(open.lock().is_empty());
+    fn lane(num_places: usize) -> Lane {
+        Lane::new(Router::new(), num_places)
+    }
+
+    /// A connection as `serve` keeps it: it ends when it is asked to and has no request.
+    fn keep(entry: Entry) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async move { entry.connection.must_close().await })
+    }
+
+    #[tokio::test]
+    async fn the_oldest_idle_connection_makes_room() {
+        let lane = lane(3);
+        let mut kept = Vec::new();
+        let mut busy = Vec::new();
+        for _ in 0..3 {
+            let entry = lane.enter().await.expect("a place");
+            busy.push(Pending::new(&entry.connection));
+            kept.push(keep(entry));
+        }
+        assert!(lane.enter().await.is_none(), "all are at work");
+        drop(busy.remove(1));
+        let newcomer = lane.enter().await.expect("the place of the idle one");
+        assert_eq!(lane.open.lock().keys().copied().collect::<Vec<_>>(), [0, 2, 3]);
+        drop((busy, newcomer));
+        // However many come and say nothing, each finds a place, and there are never more than three.
+        for number in 4..200 {
+            kept.push(keep(lane.enter().await.expect("a place")));
+            assert!(lane.open.lock().len() <= 3);
+            assert!(lane.open.lock().contains_key(&number));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_came_in_time_keeps_its_connection() {
+        let lane = lane(2);
+        let first = lane.enter().await.expect("a place");
+        let connection = Arc::clone(&first.connection);
+        // Its request is there, but nobody has read it when the newcomer asks for the place.
+        let served = tokio::spawn(async move {
+            let mut request = None;
+            let read = async {
+                tokio::task::yield_now().await;
+                request = Some(Pending::new(&connection));
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                biased;
+                () = read => {}
+                () = first.connection.must_close() => {}
+            }
+            request.is_some()
+        });
+        let second = keep(lane.enter().await.expect("a place"));
+        let third = lane.enter().await.expect("the place of the silent one");
+        second.await.expect("the silent one has ended");
+        assert!(!served.is_finished(), "the one at work goes on");
+        assert_eq!(lane.open.lock().keys().copied().collect::<Vec<_>>(), [0, 2]);
+        drop(third);
+        served.abort();
     }
 }

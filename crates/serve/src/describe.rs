@@ -1,6 +1,7 @@
 //! What the server offers, for documentation that is made from the code instead of beside it.
 
 use baton_engine::EngineStats;
+use baton_graph::GraphStats;
 
 use crate::metrics::{CacheInfo, Metrics, ServerFigures};
 use crate::routes::ROUTES;
@@ -33,8 +34,10 @@ pub fn routes() -> Vec<RouteInfo> {
 /// Every metric, read from the page that a server without any request shows.
 pub fn metrics() -> Vec<MetricInfo> {
     let cache = CacheInfo { block_size: 1, num_gpu_blocks: 1, num_cpu_blocks: 0 };
-    let figures = ServerFigures { num_in_flight: 0, uptime_s: 0.0, num_lost_log_lines: 0 };
-    let page = Metrics::new("", 1, cache).render(&EngineStats::default(), figures);
+    let figures =
+        ServerFigures { num_in_flight: 0, uptime_s: 0.0, num_lost_log_lines: 0, models: Some((1, 0, 0)) };
+    let page =
+        Metrics::new("", 1, cache).render(&EngineStats::default(), Some(&GraphStats::default()), figures);
     let lines: Vec<&str> = page.lines().collect();
     let metric = |pair: &[&str]| {
         let (name, help) = pair[0].strip_prefix("# HELP ")?.split_once(' ')?;

@@ -68,8 +68,12 @@ impl ApiError {
         Self { code: Some("context_length_exceeded"), ..Self::invalid_field(param, message) }
     }
 
-    pub fn unauthorized() -> Self {
-        let message = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`";
+    pub fn unauthorized(has_key: bool) -> Self {
+        let message = if has_key {
+            "wrong API key"
+        } else {
+            "API key required: send it as `Authorization: Bearer KEY`"
+        };
         Self {
             code: Some("invalid_api_key"),
             ..Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message)
@@ -97,12 +101,38 @@ impl ApiError {
         }
     }
 
+    /// 403: it would cost other keys what is theirs.
+    pub fn shared_by_keys(what: &str) -> Self {
+        let message =
+            format!("{what} is shared by several API keys: none of them may take it from the others");
+        Self {
+            code: Some("shared_by_keys"),
+            ..Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+        }
+    }
+
     pub fn no_such_model(model: &str, served: &str) -> Self {
         let message = format!("the model {model:?} is not served here; {served:?} is");
         Self {
             param: Some("model".to_owned()),
             code: Some("model_not_found"),
             ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    /// 503: it takes longer than a request may wait.
+    pub fn model_not_ready(model: &str) -> Self {
+        Self::unavailable(&format!(
+            "the model {model:?} is not ready: it is being loaded, or all places for models are at work; try again later"
+        ))
+    }
+
+    /// 503: a model that is there cannot be loaded.
+    pub fn model_failed(model: &str, cause: &str) -> Self {
+        Self {
+            param: Some("model".to_owned()),
+            code: Some("model_not_loaded"),
+            ..Self::unavailable(&format!("the model {model:?} could not be loaded: {cause}"))
         }
     }
 
@@ -118,10 +148,90 @@ impl ApiError {
         }
     }
 
+    /// 404 for routes that need a graph model.
+    pub fn no_graph_model() -> Self {
+        let message = "no graph model is served here: start the server with --graph-model";
+        Self {
+            code: Some("no_graph_model"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    /// 404 for a graph that is not there, or not for this key.
+    pub fn no_such_graph(id: &str) -> Self {
+        let message = format!("there is no graph {id:?}: POST it to /v1/graphs first");
+        Self {
+            param: Some("id".to_owned()),
+            code: Some("graph_not_found"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    fn graph_conflict(message: String) -> Self {
+        Self {
+            param: Some("id".to_owned()),
+            code: Some("graph_conflict"),
+            ..Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
+        }
+    }
+
+    /// 409: a graph is never changed in place.
+    pub fn graph_exists(id: &str, version: u64) -> Self {
+        Self::graph_conflict(format!(
+            "graph {id:?} is there in version {version}: delete it, or send the changed one with a higher version"
+        ))
+    }
+
+    /// 409: it went away while it was computed.
+    pub fn graph_gone(id: &str) -> Self {
+        Self::graph_conflict(format!(
+            "graph {id:?} was deleted or replaced while its embeddings were computed"
+        ))
+    }
+
+    pub fn graph_too_large(bytes: usize, limit: usize) -> Self {
+        let message = format!(
+            "the graph takes {bytes} bytes, and graphs may have {limit} together (--max-graph-memory)"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// 409: others are in the way, and the client may delete its own.
+    pub fn no_room_for_graph(bytes: usize, limit: usize) -> Self {
+        Self::graph_conflict(format!(
+            "there is no room for {bytes} bytes beside the other graphs, which may have {limit} together \
+             (--max-graph-memory): delete a graph"
+        ))
+    }
+
+    pub fn too_many_graphs(limit: usize) -> Self {
+        Self::graph_conflict(format!("there are {limit} graphs already (--max-graphs): delete one"))
+    }
+
+    /// 413: the answer would be.
+    pub fn answer_too_large(num_rows: usize, limit: usize) -> Self {
+        let message = format!(
+            "the embeddings of {num_rows} nodes are too large for one answer: ask for at most {limit} nodes at a time \
+             (--max-bodies-size)"
+        );
+        Self {
+            param: Some("nodes".to_owned()),
+            ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+        }
+    }
+
     pub fn no_such_route(method: &str, path: &str) -> Self {
         let message = format!("there is no {method} {path}; GET /docs lists the routes");
         Self {
             code: Some("unknown_url"),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    pub fn no_kv_events() -> Self {
+        let message = "this server publishes no KV events: start it with --kv-events-config";
+        Self {
+            code: Some("kv_events_off"),
             ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
         }
     }
@@ -241,6 +351,7 @@ impl From<EngineError> for ApiError {
                 | SchedError::TooManyEntries { .. }
                 | SchedError::TooManySequences { .. }),
             ) => Self::invalid(error.to_string()),
+            EngineError::TextLength { .. } | EngineError::NoGeneration => Self::invalid(error.to_string()),
             EngineError::TokenOutOfVocabulary { .. } => Self::invalid_field("prompt", error.to_string()),
             EngineError::Stopped => Self::unavailable("the server is shutting down: try another one"),
             other => Self::internal(&other),

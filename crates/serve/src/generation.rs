@@ -10,14 +10,15 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use baton_core::{
-    Constraint, FinishReason, PositionLogprobs, Request, RequestOutput, SamplingParams, SequenceOutput,
-    TokenId,
+    Constraint, DraftCounts, FinishReason, PositionLogprobs, Request, RequestId, RequestOutput,
+    SamplingParams, SequenceOutput, TokenId,
 };
 use baton_engine::{EngineError, OutputReceiver};
 use baton_text::{
     AnswerEvent, AnswerOptions, AnswerParser, OutputOptions, OutputParser, OutputStream, append_events,
 };
 
+use crate::activity::Listed;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::metrics::RequestEnd;
@@ -26,27 +27,31 @@ use crate::params::limit_tokens;
 use crate::scope;
 use crate::state::{App, InFlight};
 use crate::trace::Row;
-use crate::types::common::{CompletionTokensDetails, StopReason, Usage};
+use crate::types::common::{CompletionTokensDetails, KvTransferParams, StopReason, Usage};
 
 /// What is asked of the engine.
 #[derive(Debug)]
-pub struct Job {
+pub struct GenerationRequest {
     pub prompts: Vec<Vec<TokenId>>,
     pub params: SamplingParams,
     /// `params.structured_outputs`, compiled.
     pub constraint: Option<Arc<dyn Constraint>>,
     pub skip_special_tokens: bool,
     pub cache_salt: Option<String>,
+    /// The prompt was computed elsewhere, or its answer goes on elsewhere.
+    pub kv_transfer: Option<KvTransferParams>,
     pub priority: i32,
-    /// How the text is taken apart; without it, it stays text.
-    pub reading: Option<Reading>,
+    /// How the text of each prompt's answers is taken apart; where there are none, it stays text.
+    pub answer_formats: Vec<AnswerFormat>,
     /// More tokens than the model has room for are asked for by habit: give what there is room for.
     pub clamps_length: bool,
+    /// What the answers are expected to be.
+    pub prediction: Arc<[TokenId]>,
 }
 
 /// How to read answers.
 #[derive(Clone, Debug)]
-pub struct Reading {
+pub struct AnswerFormat {
     pub options: AnswerOptions,
     /// The end of the prompt's text, which may have opened the reasoning.
     pub prompt_end: String,
@@ -74,6 +79,8 @@ pub struct Generation {
     app: Arc<App>,
     parts: Vec<Part>,
     n: usize,
+    /// Another process goes on with the answer.
+    hands_over: bool,
     _in_flight: InFlight,
 }
 
@@ -87,11 +94,15 @@ pub struct Part {
     pub pooled: Vec<f32>,
     params: Arc<SamplingParams>,
     num_cached_tokens: usize,
+    drafts: DraftCounts,
     choices: Vec<Choice>,
     /// The caller's span.
     trace_parent: Option<TraceParent>,
+    receiver_id: Option<RequestId>,
     /// `None` once the request has ended.
     receiver: Option<OutputReceiver>,
+    /// `None` once the request has ended.
+    listed: Option<Listed>,
 }
 
 #[derive(Debug)]
@@ -110,21 +121,21 @@ impl Generation {
         app: &Arc<App>,
         in_flight: InFlight,
         tenant: &Tenant,
-        job: Job,
+        asked: GenerationRequest,
     ) -> Result<Self, ApiError> {
-        let n = job.params.n as usize;
+        let n = asked.params.n as usize;
         let limit = app.config.max_choices;
-        let num_choices = job.prompts.len().saturating_mul(job.params.num_sequences() as usize);
+        let num_choices = asked.prompts.len().saturating_mul(asked.params.num_sequences() as usize);
         if num_choices > limit {
             let message =
                 format!("the request asks for {num_choices} continuations, at most {limit} are allowed");
             return Err(ApiError::invalid_field("n", message));
         }
-        let salt = tenant.cache_salt(job.cache_salt.as_deref());
-        let mut parts = Vec::with_capacity(job.prompts.len());
-        for prompt_token_ids in job.prompts {
-            let mut params = job.params.clone();
-            limit_tokens(app, &mut params, prompt_token_ids.len(), job.clamps_length)?;
+        let salt = tenant.cache_salt(asked.cache_salt.as_deref());
+        let mut parts = Vec::with_capacity(asked.prompts.len());
+        for (number, prompt_token_ids) in asked.prompts.into_iter().enumerate() {
+            let mut params = asked.params.clone();
+            limit_tokens(app, &mut params, prompt_token_ids.len(), asked.clamps_length)?;
             let params = Arc::new(params);
             let ends = &app.model.text.eos_token_ids;
             let request = Request {
@@ -137,23 +148,33 @@ impl Generation {
                 } else {
                     Arc::clone(ends)
                 },
-                priority: job.priority,
+                priority: asked.priority,
                 tenant: tenant.id().0,
                 cache_salt: salt.clone(),
                 num_public_tokens: app.public.count(&prompt_token_ids),
-                constraint: job.constraint.clone(),
+                kv_remote: asked.kv_transfer.as_ref().and_then(KvTransferParams::remote),
+                constraint: asked.constraint.clone(),
+                prediction: Arc::clone(&asked.prediction),
             };
+            let answer_format = asked.answer_formats.get(number);
             let choices =
-                (0..n).map(|_| Choice::new(app, &request, job.skip_special_tokens, job.reading.as_ref()));
+                (0..n).map(|_| Choice::new(app, &request, asked.skip_special_tokens, answer_format));
+            let choices = choices.collect::<Result<_, _>>()?;
+            let receiver = app.model.engine.submit(request)?;
+            let lengths = (params.max_tokens, params.n);
+            let listed = app.activity.list(tenant.id(), &receiver, prompt_token_ids.len(), lengths);
             parts.push(Part {
-                choices: choices.collect::<Result<_, _>>()?,
+                choices,
                 prompt_token_ids,
                 prompt_logprobs: Vec::new(),
                 pooled: Vec::new(),
                 params,
                 num_cached_tokens: 0,
+                drafts: DraftCounts::default(),
                 trace_parent: otlp::current_parent(),
-                receiver: Some(app.model.engine.submit(request)?),
+                receiver_id: Some(receiver.request_id()),
+                receiver: Some(receiver),
+                listed: Some(listed),
             });
         }
         for receiver in parts.iter_mut().filter_map(|part| part.receiver.as_mut()) {
@@ -161,20 +182,42 @@ impl Generation {
         }
         // The request is tokens now; what it was read from is gone.
         scope::release();
-        Ok(Self { app: Arc::clone(app), parts, n, _in_flight: in_flight })
+        let hands_over = asked.kv_transfer.as_ref().is_some_and(KvTransferParams::wants_decode_elsewhere);
+        Ok(Self { app: Arc::clone(app), parts, n, hands_over, _in_flight: in_flight })
     }
 
     pub fn app(&self) -> &Arc<App> {
         &self.app
     }
 
+    /// Where the process that goes on finds the prompt's KV, in vLLM's words.
+    pub fn kv_transfer_params(&self) -> Option<serde_json::Value> {
+        let address = self.app.config.kv_transfer.filter(|_| self.hands_over)?;
+        let id = self.parts.first().and_then(|part| part.receiver_id).map_or(0, |id| id.0);
+        Some(serde_json::json!({
+            "do_remote_prefill": true,
+            "do_remote_decode": false,
+            "remote_engine_id": address.to_string(),
+            "remote_request_id": id.to_string(),
+            "remote_block_ids": [],
+            "remote_host": address.ip().to_string(),
+            "remote_port": address.port(),
+            "tp_size": 1,
+        }))
+    }
+
     pub fn num_choices(&self) -> usize {
         self.parts.len() * self.n
     }
 
+    /// Which prompt a choice continues.
+    pub fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.n
+    }
+
     /// The prompt of a choice.
     pub fn part_of(&self, choice: usize) -> &Part {
-        &self.parts[choice / self.n]
+        &self.parts[self.prompt_of(choice)]
     }
 
     pub fn usage(&self) -> Usage {
@@ -182,12 +225,16 @@ impl Generation {
         let cached = self.parts.iter().map(|part| part.num_cached_tokens).sum();
         let choices = || self.parts.iter().flat_map(|part| &part.choices);
         let usage = Usage::new(prompt_tokens, choices().map(|choice| choice.num_tokens).sum(), cached);
-        let reasons = choices().any(|choice| choice.num_reasoning_tokens > 0);
         let reasoning_tokens = choices().map(|choice| choice.num_reasoning_tokens).sum();
-        Usage {
-            completion_tokens_details: reasons.then_some(CompletionTokensDetails { reasoning_tokens }),
-            ..usage
-        }
+        let mut drafts = DraftCounts::default();
+        self.parts.iter().for_each(|part| drafts.add(part.drafts));
+        let speculates = drafts != DraftCounts::default();
+        let details = CompletionTokensDetails {
+            reasoning_tokens,
+            accepted_prediction_tokens: speculates.then_some(drafts.num_accepted as usize),
+            rejected_prediction_tokens: speculates.then_some(drafts.num_rejected as usize),
+        };
+        Usage { completion_tokens_details: (speculates || reasoning_tokens > 0).then_some(details), ..usage }
     }
 
     /// Appends what is new. False when everything has ended.
@@ -213,15 +260,22 @@ impl Generation {
 
     /// Everything at once: one update a choice, in order.
     pub async fn collect(&mut self) -> Result<Vec<Update>, ApiError> {
+        self.collect_timed().await.map(|(choices, _)| choices)
+    }
+
+    /// The same, and when the first token came.
+    pub async fn collect_timed(&mut self) -> Result<(Vec<Update>, Option<Instant>), ApiError> {
+        let mut first = None;
         let mut choices: Vec<Update> =
             (0..self.num_choices()).map(|choice| Update { choice, ..Update::default() }).collect();
         let mut updates = Vec::new();
         while poll_fn(|cx| self.poll_updates(cx, &mut updates)).await? {
+            first.get_or_insert_with(Instant::now);
             for update in updates.drain(..) {
                 choices[update.choice].extend(update);
             }
         }
-        Ok(choices)
+        Ok((choices, first))
     }
 }
 
@@ -283,6 +337,7 @@ impl Part {
             self.pooled = output.pooled;
         }
         self.num_cached_tokens = self.num_cached_tokens.max(output.num_cached_tokens as usize);
+        self.drafts.add(output.drafts);
         for sequence in output.outputs {
             let index = sequence.index as usize;
             let Some(choice) = self.choices.get_mut(index).filter(|choice| choice.finished.is_none()) else {
@@ -293,7 +348,7 @@ impl Part {
                 return Err(ApiError::too_complex(message));
             }
             if sequence.finish_reason == Some(FinishReason::Error) {
-                let cause = app.model.engine.pulse().stats().last_failure;
+                let cause = app.model.engine.heartbeat().stats().last_failure;
                 return Err(ApiError::internal(&cause.unwrap_or_else(|| "a step failed".to_owned())));
             }
             let engine_goes_on = sequence.finish_reason.is_none();
@@ -308,12 +363,17 @@ impl Part {
             }
             updates.push(Update { choice: first_choice + index, ..update });
         }
+        if let Some(listed) = &self.listed {
+            let num_tokens = self.choices.iter().map(|choice| choice.num_tokens).sum();
+            listed.note(self.num_cached_tokens, num_tokens);
+        }
         Ok(())
     }
 
     /// Lets go of the engine's request, which aborts it where it still runs, and counts it.
     fn end(&mut self, app: &App, reason: Option<FinishReason>) {
         let Some(receiver) = self.receiver.take() else { return };
+        self.listed = None;
         let reason = reason.or(self.choices.first().and_then(|choice| choice.finished));
         let lengths = || self.choices.iter().map(|choice| choice.num_tokens);
         let end = RequestEnd {
@@ -350,7 +410,7 @@ impl Choice {
         app: &App,
         request: &Request,
         skip_special_tokens: bool,
-        reading: Option<&Reading>,
+        answer_format: Option<&AnswerFormat>,
     ) -> Result<Self, ApiError> {
         let tokenizer = app.model.text.tokenizer.as_ref();
         // Marks that are special tokens must be seen to be understood.
@@ -359,11 +419,13 @@ impl Choice {
                 tokenizer.token_to_id(mark).is_some_and(|id| tokenizer.is_special(id))
             })
         };
-        let needs_special = reading.is_some_and(|reading| reading.options.marks().iter().any(is_special));
+        let needs_special =
+            answer_format.is_some_and(|answer_format| answer_format.options.marks().iter().any(is_special));
         let options = OutputOptions::from_params(&request.params, skip_special_tokens && !needs_special);
         let stream = tokenizer
             .map(|tokenizer| OutputStream::new(Arc::clone(tokenizer), &request.prompt_token_ids, options));
-        let parser = reading.map(|reading| AnswerParser::new(reading.options.clone(), &reading.prompt_end));
+        let parser = answer_format
+            .map(|answer_format| AnswerParser::new(answer_format.options.clone(), &answer_format.prompt_end));
         Ok(Self {
             stream: stream.transpose()?,
             parser,

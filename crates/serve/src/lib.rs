@@ -6,15 +6,17 @@
 //!
 //! The way of a request: `routes` (table of routes) → `access` (log, count) → `auth` → `body` (limits) → `types` →
 //! `params` and `prepare` (off the async threads) → `generation` → `sse` or one JSON answer. All chat dialects (chat,
-//! responses, messages) become one `conversation::Ask` and read the same events.
+//! responses, messages) become one `conversation::ChatRequest` and read the same events.
 #![forbid(unsafe_code)]
 
 mod access;
+mod activity;
 mod answer;
 mod auth;
 mod blocks;
 mod body;
 mod budget;
+mod chat_format;
 mod config;
 mod connections;
 mod console;
@@ -22,11 +24,15 @@ mod conversation;
 mod cors;
 pub mod describe;
 mod error;
+mod examples;
+mod frontend;
 mod generation;
+mod graphs;
 mod ids;
 mod logprobs;
 mod metrics;
 mod model;
+mod models;
 mod openapi;
 mod origin;
 mod otlp;
@@ -36,7 +42,6 @@ mod public;
 mod routes;
 mod scope;
 mod server;
-mod speech;
 mod sse;
 mod state;
 mod store;
@@ -51,9 +56,14 @@ mod watchdog;
 mod wording;
 mod workers;
 
+pub use auth::{Tenant, TenantId};
 pub use config::{ParserChoice, ServerConfig};
 pub use error::{ApiError, ErrorBody, ErrorDetail};
+pub use frontend::{Frontend, MessageLimits, PlainRequest, ServedFacts};
+pub use generation::{Generation, Update};
+pub use graphs::GraphServing;
 pub use model::{ModelText, ServedModel};
+pub use models::{AvailableModel, ModelSource, MoreModels};
 pub use otlp::{Endpoint as OtlpEndpoint, EndpointError};
 pub use public::{PublicContent, PublicPrefix, PublicPrefixError};
 pub use server::{Reserved, ServeError, Server};

@@ -1,15 +1,20 @@
-//! From the fields of a request to [`SamplingParams`]: the request's wish, else the model's, else the API's default.
+//! From the fields of a request to [`SamplingParams`]: the request's own, else the model's, else the API's default.
+
+use std::collections::BTreeMap;
 
 use baton_core::{BeamParams, SamplingParams, TokenFilter, TokenId};
 
 use crate::error::ApiError;
+use crate::prepare;
 use crate::state::App;
-use crate::types::common::SamplingFields;
+use crate::types::common::{BiasedToken, LogitBias, SamplingFields};
+use crate::types::prompt::Prompt;
 
 /// Texts that may end an answer; OpenAI allows 4, vLLM any number.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_BIASES: usize = 1024;
+const MAX_BIAS_BYTES: usize = 64;
 /// Every sampled token is compared with all of them, on the engine's thread.
 const MAX_STOP_TOKENS: usize = 1024;
 /// Every one is compared with the last tokens at each step.
@@ -102,7 +107,7 @@ pub fn sampling_params(
         repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.presence_penalty.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-        logit_bias: logit_bias(fields)?,
+        logit_bias: logit_bias(app, fields)?,
         // Any 64 bits are a seed, whatever their sign.
         seed: fields.seed.map(|seed| seed as u64),
         stop,
@@ -120,6 +125,7 @@ pub fn sampling_params(
         structured_outputs: None,
         token_filter: token_filter(app, fields)?,
         pooling: false,
+        speculative_tokens: fields.speculative_tokens,
     };
     params.validate(app.model.vocab_size as u32)?;
     if !params.stop.is_empty() && app.model.text.tokenizer.is_none() {
@@ -151,7 +157,7 @@ fn repetition_penalty(fields: &SamplingFields) -> Result<Option<f32>, ApiError> 
     Ok(penalty)
 }
 
-/// `allowed_token_ids` and `bad_words`. A word is banned at the beginning of a text and after a space.
+/// `allowed_token_ids` and `bad_words`.
 fn token_filter(app: &App, fields: &SamplingFields) -> Result<Option<TokenFilter>, ApiError> {
     let words = fields.bad_words.as_deref().unwrap_or_default();
     if words.is_empty() && fields.allowed_token_ids.is_none() {
@@ -163,19 +169,10 @@ fn token_filter(app: &App, fields: &SamplingFields) -> Result<Option<TokenFilter
         let message = format!("bad_words may hold {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_BYTES} bytes");
         return Err(ApiError::invalid_field("bad_words", message));
     }
-    let mut banned: Vec<Vec<TokenId>> = Vec::new();
-    for word in words {
-        let Some(tokenizer) = &app.model.text.tokenizer else {
-            return Err(ApiError::invalid_field("bad_words", "bad_words: this model has no tokenizer"));
-        };
-        for text in [word.clone(), format!(" {}", word.trim_start())] {
-            let tokens = tokenizer.encode(&text, false)?;
-            if !tokens.is_empty() && !banned.contains(&tokens) {
-                banned.push(tokens);
-            }
-        }
+    if !words.is_empty() && app.model.text.tokenizer.is_none() {
+        return Err(ApiError::invalid_field("bad_words", "bad_words: this model has no tokenizer"));
     }
-    Ok(Some(TokenFilter { allowed: fields.allowed_token_ids.clone(), banned }))
+    Ok(Some(TokenFilter { allowed: fields.allowed_token_ids.clone(), bad_words: words.to_vec() }))
 }
 
 /// Keeps the end of a prompt, as `truncate_prompt_tokens` asks.
@@ -200,21 +197,46 @@ pub fn truncate_prompt(
     Ok(())
 }
 
-fn logit_bias(fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let Some(biases) = &fields.logit_bias else { return Ok(Vec::new()) };
-    if biases.len() > MAX_BIASES {
-        return Err(ApiError::invalid_field(
-            "logit_bias",
-            format!("logit_bias may hold {MAX_BIASES} tokens"),
-        ));
+fn logit_bias(app: &App, fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let wrong = |message: String| ApiError::invalid_field("logit_bias", message);
+    let too_many = || wrong(format!("logit_bias may hold {MAX_BIASES} tokens"));
+    let mut biases = Vec::new();
+    match &fields.logit_bias {
+        None => {}
+        Some(LogitBias::Ids(ids)) if ids.len() > MAX_BIASES => return Err(too_many()),
+        Some(LogitBias::Ids(ids)) => {
+            for (token, &bias) in ids {
+                let id = token.trim().parse();
+                biases
+                    .push((id.map_err(|_| wrong(format!("logit_bias: {token:?} is not a token id")))?, bias));
+            }
+        }
+        Some(LogitBias::Pairs(pairs)) if pairs.len() > MAX_BIASES => return Err(too_many()),
+        Some(LogitBias::Pairs(pairs)) => {
+            let mut by_token = BTreeMap::new();
+            for (token, bias) in pairs {
+                match token {
+                    BiasedToken::Id(id) => {
+                        by_token.insert(*id, *bias);
+                    }
+                    BiasedToken::Text(text) if text.len() > MAX_BIAS_BYTES => {
+                        return Err(wrong(format!("logit_bias may hold texts of {MAX_BIAS_BYTES} bytes")));
+                    }
+                    // Every token of the text.
+                    BiasedToken::Text(text) => {
+                        let ids =
+                            prepare::prompt_tokens(app, Prompt::Text(text.clone()), false, "logit_bias")?;
+                        by_token.extend(ids.into_iter().map(|id| (id, *bias)));
+                    }
+                }
+                if by_token.len() > MAX_BIASES {
+                    return Err(too_many());
+                }
+            }
+            biases.extend(by_token);
+        }
     }
-    let entry = |(token, &bias): (&String, &f32)| {
-        let token = token.trim().parse().map_err(|_| {
-            ApiError::invalid_field("logit_bias", format!("logit_bias: {token:?} is not a token id"))
-        })?;
-        Ok((token, bias))
-    };
-    biases.iter().map(entry).collect()
+    Ok(biases)
 }
 
 /// How many tokens may follow the prompt: as asked, and never past the model's limit. With `clamps`, asking for more than
@@ -227,10 +249,8 @@ pub fn limit_tokens(
 ) -> Result<(), ApiError> {
     let limit = app.model.max_model_len;
     if num_prompt_tokens >= limit {
-        let message = format!(
-            "the prompt has {num_prompt_tokens} tokens and at least one is to follow, but the model's limit is {limit} \
-             tokens: shorten the prompt"
-        );
+        let (tokens, limit) = (grouped(num_prompt_tokens), grouped(limit));
+        let message = format!("the {tokens}-token prompt leaves no room for a reply (limit {limit})");
         return Err(ApiError::too_long("prompt", message));
     }
     let room = limit - num_prompt_tokens;
@@ -239,12 +259,28 @@ pub fn limit_tokens(
         Some(max_tokens) if clamps => params.max_tokens = Some(max_tokens.min(room as u32)),
         Some(max_tokens) if max_tokens as usize > room => {
             let message = format!(
-                "the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the \
-                 model's limit of {limit} tokens: lower max_tokens to {room} or shorten the prompt"
+                "the {}-token prompt and max_tokens {} are together more than the limit of {} tokens: lower max_tokens \
+                 to {room} or shorten the prompt",
+                grouped(num_prompt_tokens),
+                grouped(max_tokens as usize),
+                grouped(limit)
             );
             return Err(ApiError::too_long("max_tokens", message));
         }
         Some(_) => {}
     }
     Ok(())
+}
+
+/// Digits in groups of three: `8,192`.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }

@@ -106,10 +106,10 @@ pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, 
     let Conversation { model, mut messages, tools, options } = conversation;
     // Here, once for all dialects; what is empty is refused as it is.
     if !messages.is_empty() {
-        app.system_prompts.inject(model.as_deref(), &mut messages, app.speech.abilities);
+        app.system_prompts.inject(model.as_deref(), &mut messages, app.chat_format.abilities);
     }
     let mut rendered = render(app, messages, &tools, &options)?;
-    let skipped = app.speech.reasoning.filter(|_| options.skips_reasoning);
+    let skipped = app.chat_format.reasoning.filter(|_| options.skips_reasoning);
     if let Some(reasoning) = skipped.filter(|reasoning| reasoning.is_open_in(&rendered)) {
         rendered.push_str(reasoning.closing());
         rendered.push_str("\n\n");
@@ -143,7 +143,7 @@ fn render(
     if messages.is_empty() {
         return Err(ApiError::invalid_field("messages", "messages must hold at least one message"));
     }
-    let abilities = app.speech.abilities;
+    let abilities = app.chat_format.abilities;
     let shown = tools.shown();
     let told = shown.as_deref().filter(|_| !abilities.tools);
     let messages = turns::for_template(messages, told, abilities)?;

@@ -11,10 +11,12 @@ use axum::Router;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, rustls};
 
 use crate::auth::TenantId;
 use crate::connections::{Connections, LAST_BYTES};
+use crate::frontend::Frontend;
 use crate::otlp::{self, Exporter};
 use crate::public::{PublicPrefixError, PublicPrefixes};
 use crate::state::App;
@@ -107,6 +109,11 @@ impl Server {
         self.address
     }
 
+    /// The way in for other protocols.
+    pub fn frontend(&self) -> Frontend {
+        Frontend::new(&self.app)
+    }
+
     /// The routes without a listener, for tests in process.
     pub fn router(&self) -> Router {
         routes::router(&self.app)
@@ -119,32 +126,55 @@ impl Server {
         let exporter = exporter.map(|exporter| exporter.spawn(stopped));
         let connections = Connections::new(&app, tls.map(TlsAcceptor::from));
         let watchdog = tokio::spawn(watchdog::watch(Arc::clone(&app)));
-        tokio::select! {
-            () = connections.accept(&listener) => {}
-            () = shutdown => {}
-        }
-        app.begin_drain();
-        let (timeout, begun) = (app.config.shutdown_timeout, tokio::time::Instant::now());
-        tracing::info!(in_flight = app.num_in_flight(), timeout_s = timeout.as_secs_f64(), "draining");
-        tokio::select! {
-            () = connections.accept(&listener) => {}
-            () = app.idle() => {}
-            () = tokio::time::sleep(timeout) => {
-                tracing::warn!(lost = app.num_in_flight(), "the shutdown timeout is over: requests are lost");
-            }
-        }
+        let unloading = app.models.clone().map(|models| tokio::spawn(models.watch()));
+        let begun = accept_and_drain(&app, &connections, &listener, shutdown).await;
         drop(listener);
         connections.finish().await;
         watchdog.abort();
+        if let Some(unloading) = unloading {
+            unloading.abort();
+        }
         if let Some(exporter) = exporter {
             let _ = stop_exporter.send(());
             let _ = exporter.await;
         }
-        let left = timeout.saturating_sub(begun.elapsed()).max(LAST_BYTES);
+        let left = app.config.shutdown_timeout.saturating_sub(begun.elapsed()).max(LAST_BYTES);
         let engine = app.model.engine.clone();
-        let stopped = app.text_workers.run(TenantId::default(), move || engine.shutdown());
+        let models = app.models.clone();
+        let stopped = app.text_workers.run(TenantId::default(), move || {
+            if let Some(models) = models {
+                models.shutdown();
+            }
+            engine.shutdown();
+        });
         tokio::time::timeout(left, stopped).await.map_err(|_| ServeError::EngineStuck)?.ok();
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Lets connections in until `shutdown` is ready, and then until all that was accepted is done. Returns when the drain began.
+async fn accept_and_drain(
+    app: &App,
+    connections: &Connections,
+    listener: &TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> Instant {
+    // One future for both: a connection that waits for its place when the signal comes is not lost.
+    let mut accepting = std::pin::pin!(connections.accept(listener));
+    tokio::select! {
+        () = &mut accepting => {}
+        () = shutdown => {}
+    }
+    app.begin_drain();
+    let (timeout, begun) = (app.config.shutdown_timeout, Instant::now());
+    tracing::info!(in_flight = app.num_in_flight(), timeout_s = timeout.as_secs_f64(), "draining");
+    tokio::select! {
+        () = accepting => {}
+        () = app.idle() => {}
+        () = tokio::time::sleep(timeout) => {
+            tracing::warn!(lost = app.num_in_flight(), "the shutdown timeout is over: requests are lost");
+        }
+    }
+    begun
 }

@@ -71,6 +71,12 @@ impl Events {
         self.bytes.extend_from_slice(b"\n\n");
     }
 
+    /// A line of JSON, for the APIs that stream such.
+    pub fn push_line(&mut self, value: &impl Serialize) {
+        self.push_json(value);
+        self.bytes.push(b'\n');
+    }
+
     /// An event with a name, for the APIs that name theirs.
     pub fn push_named(&mut self, name: &str, event: &impl Serialize) {
         self.bytes.extend_from_slice(b"event: ");
@@ -135,6 +141,14 @@ impl<S: EventSource> http_body::Body for EventBody<S> {
         }
         Poll::Ready(Some(Ok(Frame::data(events.bytes.into()))))
     }
+}
+
+/// The answer whose body are the source's lines of JSON.
+pub fn lines(source: impl EventSource) -> Response {
+    let mut response = response(source);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response
 }
 
 /// The answer whose body are the source's events.

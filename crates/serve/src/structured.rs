@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use baton_core::{Constraint, SamplingParams, StructuredOutput};
+use baton_core::{Constraint, SamplingParams, StructuredOutput, TokenFilter, TokenId};
 use baton_grammar::{FilteredConstraint, close_objects, closed_schema};
 use serde_json::Value;
 
@@ -16,29 +16,44 @@ use crate::state::App;
 use crate::types::structured::{ResponseFormat, StructuredFields, StructuredOutputs};
 
 /// A shape, and the field of the request that asks for it.
-pub type Wish = (&'static str, StructuredOutput);
+pub type StructuredRequest = (&'static str, StructuredOutput);
 
-/// Puts a wish into the parameters and compiles it. What cannot be kept is an error that names its field.
+/// Puts a requested shape into the parameters and compiles it. What cannot be kept is an error that names its field.
 pub async fn apply(
     app: &App,
-    wish: Option<Wish>,
+    structured_request: Option<StructuredRequest>,
     params: &mut SamplingParams,
 ) -> Result<Option<Arc<dyn Constraint>>, ApiError> {
     let mut constraint = None;
-    if let Some((field, shape)) = wish {
+    if let Some((field, shape)) = structured_request {
         params.structured_outputs = Some(shape.clone());
         params
             .validate(app.model.vocab_size as u32)
             .map_err(|error| ApiError::invalid_field(field, format!("{field}: {error}")))?;
         constraint = Some(compile(app, field, shape).await?);
     }
-    if let Some(filter) = params.token_filter.clone() {
-        let ends = &app.model.text.eos_token_ids;
-        let ends = if params.ignore_eos { &[] } else { &ends[..] };
-        let filtered = FilteredConstraint::new(filter, constraint, app.model.vocab_size, ends);
-        constraint = Some(Arc::new(filtered) as Arc<dyn Constraint>);
+    if let Some(filter) = &params.token_filter {
+        constraint = Some(filtered(app, filter.clone(), constraint, params.ignore_eos).await?);
     }
     Ok(constraint)
+}
+
+async fn filtered(
+    app: &App,
+    filter: TokenFilter,
+    grammar: Option<Arc<dyn Constraint>>,
+    ignore_eos: bool,
+) -> Result<Arc<dyn Constraint>, ApiError> {
+    let ends: Arc<[TokenId]> =
+        if ignore_eos { Arc::from([]) } else { Arc::clone(&app.model.text.eos_token_ids) };
+    match &app.model.grammars {
+        Some(grammars) if !filter.bad_words.is_empty() => {
+            let grammars = Arc::clone(grammars);
+            let filter = move || grammars.filter(&filter, grammar, &ends);
+            Ok(Arc::new(app.grammar_workers.run(scope::tenant(), filter).await??))
+        }
+        _ => Ok(Arc::new(FilteredConstraint::new(&filter, grammar, app.model.vocab_size, &ends))),
+    }
 }
 
 async fn compile(app: &App, field: &str, shape: StructuredOutput) -> Result<Arc<dyn Constraint>, ApiError> {
@@ -63,8 +78,8 @@ async fn compile(app: &App, field: &str, shape: StructuredOutput) -> Result<Arc<
 }
 
 /// The one shape that the fields ask for, and the field that does.
-pub fn wish(fields: StructuredFields) -> Result<Option<Wish>, ApiError> {
-    let mut found: Option<Wish> = None;
+pub fn requested(fields: StructuredFields) -> Result<Option<StructuredRequest>, ApiError> {
+    let mut found: Option<StructuredRequest> = None;
     let asked = [
         ("response_format", fields.response_format.map_or(Ok(None), response_format)?),
         ("structured_outputs", fields.structured_outputs.map(structured_outputs).transpose()?),
@@ -86,6 +101,20 @@ pub fn wish(fields: StructuredFields) -> Result<Option<Wish>, ApiError> {
         found = Some((field, shape));
     }
     Ok(found)
+}
+
+/// The shape that a dialect has a field of its own for, or the one that is asked for in another's words.
+pub fn one_of(
+    own: Option<StructuredRequest>,
+    other: Option<StructuredRequest>,
+) -> Result<Option<StructuredRequest>, ApiError> {
+    match (own, other) {
+        (Some((one, _)), Some((two, _))) => {
+            let message = format!("{two} and {one} both say what the output must be: give one of them");
+            Err(ApiError::invalid_field(two, message))
+        }
+        (own, other) => Ok(own.or(other)),
+    }
 }
 
 fn response_format(format: ResponseFormat) -> Result<Option<StructuredOutput>, ApiError> {
@@ -158,7 +187,7 @@ mod tests {
 
     fn wished(fields: Value) -> Result<Option<(&'static str, StructuredOutput)>, String> {
         let fields = serde_json::from_value(fields).expect("fields");
-        wish(fields).map_err(|error| {
+        requested(fields).map_err(|error| {
             let detail = error.body().error;
             format!("{}: {}", detail.param.unwrap_or_default(), detail.message)
         })

@@ -231,12 +231,19 @@ pub fn mode_of(mode: &str) -> Result<ToolChoice, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use crate::types::common::Others;
+
     use super::*;
 
     fn function(name: &str, parameters: Value) -> Described {
         let Value::Object(parameters) = parameters else { panic!("an object") };
-        let function =
-            Function { name: name.to_owned(), description: None, parameters: Some(parameters), strict: None };
+        let function = Function {
+            name: name.to_owned(),
+            description: None,
+            parameters: Some(parameters),
+            strict: None,
+            others: Others,
+        };
         Described { path: "tools[0].function".to_owned(), function }
     }
 

@@ -42,7 +42,7 @@ impl Trace {
         trace
     }
 
-    /// One stretch of work. `name` is one of ours: it needs no escaping.
+    /// One span of work. `name` is one of ours: it needs no escaping.
     pub fn span(&self, row: Row, name: &str, start: Instant, end: Instant, step: u64, num_tokens: usize) {
         let begin_us = start.saturating_duration_since(self.origin).as_nanos() as f64 / 1e3;
         let duration_us = end.saturating_duration_since(start).as_nanos() as f64 / 1e3;

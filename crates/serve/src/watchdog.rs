@@ -1,6 +1,6 @@
-//! Watches the engine's pulse and says in the log what it was doing when it got stuck.
+//! Watches the engine's heartbeat and says in the log what it was doing when it got stuck.
 //!
-//! `/health` reads the same pulse itself; this is only for the person who reads the log afterwards.
+//! `/health` reads the same heartbeat itself; this is only for the person who reads the log afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +24,14 @@ pub async fn watch(app: Arc<App>) {
 }
 
 fn report(app: &App, why: &str) {
-    let pulse = app.model.engine.pulse();
-    let (beat, stats) = (pulse.beat(), pulse.stats());
+    let heartbeat = app.model.engine.heartbeat();
+    let (snapshot, stats) = (heartbeat.snapshot(), heartbeat.stats());
     tracing::error!(
-        phase = beat.phase.name(),
-        for_seconds = beat.for_time.as_secs_f64(),
-        step = beat.step,
-        step_tokens = beat.num_tokens,
-        step_sequences = beat.num_seqs,
+        phase = snapshot.phase.name(),
+        for_seconds = snapshot.for_time.as_secs_f64(),
+        step = snapshot.step,
+        step_tokens = snapshot.num_tokens,
+        step_sequences = snapshot.num_seqs,
         running = stats.scheduler.num_running,
         waiting = stats.scheduler.num_waiting,
         swapped = stats.scheduler.num_swapped,

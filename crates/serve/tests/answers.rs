@@ -173,7 +173,14 @@ async fn tokens_can_be_banned_and_chosen() {
         let text = choice["text"].as_str().expect("text");
         assert!(!text.contains("ab") && !text.contains('c'), "{text}");
     }
-    // Beside a grammar both are kept. A word is banned as it is tokenised: pairs of letters are other tokens.
+    // A word is banned in whatever tokens it is written: the first pairs of the vocabulary are "aa" and "ab".
+    let pairs = [allowed[0], allowed[1], 99];
+    let body = completion(json!({"allowed_token_ids": pairs, "bad_words": ["ab"], "n": 4}));
+    for choice in client.ok(COMPLETIONS, &body).await["choices"].as_array().expect("choices") {
+        let text = choice["text"].as_str().expect("text");
+        assert!(text.len() == 20 && !text.contains("ab"), "{text}");
+    }
+    // Beside a grammar both are kept.
     let letters: Vec<u32> = "abcdef".chars().map(|letter| 3 + letter as u32 - ' ' as u32).collect();
     let words = ["a", "b", "c", "d", "e"];
     let more = json!({"guided_regex": "[a-f]{8}", "bad_words": words, "allowed_token_ids": letters});
@@ -424,4 +431,94 @@ async fn embeddings_are_made_as_asked() {
             refused(&client, "/v1/embeddings", &json!({"input": "Hello", name: value})).await;
         assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!(name)), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_batch_of_conversations_has_the_answers_that_each_has_alone() {
+    let client = client().await;
+    let batch = format!("{CHAT}/batch");
+    let conversations = ["Hi", "Hello there", "Once"].map(|text| json!([{"role": "user", "content": text}]));
+    let fields = json!({"temperature": 0, "max_tokens": 8, "ignore_eos": true});
+    let body = with(fields.clone(), json!({"messages": conversations}));
+    let answer = client.ok(&batch, &body).await;
+    assert_eq!((&answer["object"], &answer["prompt_token_ids"]), (&json!("chat.completion"), &Value::Null));
+    let (mut prompt_tokens, choices) = (0, answer["choices"].as_array().expect("choices"));
+    assert_eq!(choices.len(), 3);
+    for (index, (messages, choice)) in conversations.iter().zip(choices).enumerate() {
+        let alone = client.ok(CHAT, &with(fields.clone(), json!({"messages": messages}))).await;
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["message"], alone["choices"][0]["message"]);
+        prompt_tokens += alone["usage"]["prompt_tokens"].as_u64().expect("a number");
+    }
+    assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens);
+    assert_eq!(answer["usage"]["completion_tokens"], 24);
+    // What one choice a conversation cannot say is refused by name.
+    for (name, value) in [
+        ("stream", json!(true)),
+        ("n", json!(2)),
+        ("best_of", json!(2)),
+        ("use_beam_search", json!(true)),
+        ("prompt_logprobs", json!(1)),
+        ("tools", json!([{"type": "function", "function": {"name": "add"}}])),
+        ("messages", json!([])),
+        ("messages", Value::Null),
+    ] {
+        let (status, error) = refused(&client, &batch, &with(body.clone(), json!({ name: value }))).await;
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!(name)), "{error}");
+    }
+    let one = json!([{"role": "user", "content": "Hi"}]);
+    let (status, error) = refused(&client, &batch, &with(fields, json!({"messages": one}))).await;
+    assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!("messages[0]")), "{error}");
+}
+
+#[tokio::test]
+async fn every_dialect_keeps_a_shape_in_anothers_words() {
+    let client = client().await;
+    let shape = json!({"guided_regex": "[ab]{4}c"});
+    let answer = client.ok(MESSAGES, &message(shape.clone())).await;
+    let text = answer["content"][0]["text"].as_str().expect("text");
+    assert!(text.len() == 5 && text.ends_with('c'), "{text}");
+    let input = json!({"input": "Hi", "max_output_tokens": 40});
+    let answer = client.ok(RESPONSES, &with(input.clone(), shape.clone())).await;
+    let text = answer["output"][0]["content"][0]["text"].as_str().expect("text");
+    assert!(text.len() == 5 && text.ends_with('c'), "{text}");
+    let format = json!({"type": "json_schema", "schema": {"type": "integer"}});
+    let both = with(message(shape.clone()), json!({"output_config": {"format": format}}));
+    let (status, error) = refused(&client, MESSAGES, &both).await;
+    assert_eq!(
+        (status, &error["type"]),
+        (StatusCode::BAD_REQUEST, &json!("invalid_request_error")),
+        "{error}"
+    );
+    let both = with(with(input, shape), json!({"text": {"format": {"type": "json_object"}}}));
+    let (status, error) = refused(&client, RESPONSES, &both).await;
+    assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!("guided_regex")), "{error}");
+    let letters: Vec<u32> = "ab".chars().map(|letter| 3 + letter as u32 - ' ' as u32).collect();
+    let answer =
+        client.ok(MESSAGES, &message(json!({"allowed_token_ids": letters, "ignore_eos": true}))).await;
+    let text = answer["content"][0]["text"].as_str().expect("text");
+    assert!(text.len() == 40 && text.chars().all(|letter| "ab".contains(letter)), "{text}");
+}
+
+#[tokio::test]
+async fn a_list_is_no_object_however_deep() {
+    let client = client().await;
+    let function = json!({"type": "function", "function": ["add"]});
+    for (path, body, param) in [
+        (CHAT, chat(json!({"stream": true, "stream_options": [true]})), "stream_options"),
+        (CHAT, chat(json!({"response_format": ["json_object", null, null]})), "response_format"),
+        (CHAT, chat(json!({"tools": [["function", {"name": "add"}]]})), "tools[0]"),
+        (CHAT, chat(json!({"tools": [function]})), "tools[0].function"),
+        (RESPONSES, json!({"input": "Hi", "reasoning": ["low"]}), "reasoning"),
+        (RESPONSES, json!({"input": "Hi", "text": [null]}), "text"),
+    ] {
+        let (status, error) = refused(&client, path, &body).await;
+        assert_eq!((status, &error["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{error}");
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains("invalid type: list, expected an object"), "{message}");
+    }
+    let lists = json!({"messages": [["user", "Hi"]]});
+    let (status, error) = refused(&client, MESSAGES, &message(lists)).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{error}");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("expected an object")), "{error}");
 }

@@ -273,7 +273,7 @@ async fn a_response_is_made_in_the_background() {
     assert_eq!(queued["status"], "queued");
     let path = format!("{RESPONSES}/{}", queued["id"].as_str().unwrap());
     let mut status = String::new();
-    for _ in 0..500 {
+    for _ in 0..6000 {
         let now = client.get(&path).await.json();
         status = now["status"].as_str().unwrap().to_owned();
         if status != "in_progress" {

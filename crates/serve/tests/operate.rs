@@ -177,6 +177,20 @@ async fn keys_guard_everything_but_the_probes() {
     assert_eq!(cached(second.ok(COMPLETIONS, &body).await), 0);
     let salted = json!({"prompt": "a long enough prompt", "max_tokens": 1, "cache_salt": "mine"});
     assert_eq!(cached(first.ok(COMPLETIONS, &salted).await), 0);
+    // No key takes from another what it has computed.
+    assert_eq!(first.post("/reset_prefix_cache", &json!({})).await.status, StatusCode::FORBIDDEN);
+    assert!(cached(first.ok(COMPLETIONS, &body).await) > 0);
+}
+
+#[tokio::test]
+async fn the_prefix_cache_can_be_reset() {
+    let client = client().await;
+    let body = json!({"prompt": "a long enough prompt", "max_tokens": 1});
+    let cached = |answer: Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    client.ok(COMPLETIONS, &body).await;
+    assert!(cached(client.ok(COMPLETIONS, &body).await) > 0);
+    assert_eq!(client.post("/reset_prefix_cache", &json!({})).await.status, StatusCode::OK);
+    assert_eq!(cached(client.ok(COMPLETIONS, &body).await), 0);
 }
 
 #[tokio::test]
@@ -248,7 +262,14 @@ async fn the_console_is_open_and_holds_no_data() {
     for path in ["/console/", "/console/../metrics", "/console/none.js", "//"] {
         assert_eq!(client.get(path).await.status, StatusCode::UNAUTHORIZED, "{path}");
     }
+    // A browser that opens /docs gets the page that asks for the key; a program gets an error.
+    let browser = Request::get("/docs").header("accept", "text/html,*/*;q=0.8");
+    let docs = client.finish(browser, Body::empty()).await;
+    assert_eq!(docs.status, StatusCode::UNAUTHORIZED);
+    assert!(docs.text.contains("key-dialog") && docs.text.contains("/v1/models"), "{}", docs.text);
     let without = client_with(ServerConfig { console: false, ..config }, &engine_config()).await;
+    assert_eq!(without.get("/console/docs.js").await.status, StatusCode::OK);
+    assert_eq!(without.get("/console/main.js").await.status, StatusCode::UNAUTHORIZED);
     assert_eq!(without.get("/").await.status, StatusCode::UNAUTHORIZED);
     assert_eq!(without.with_key("key").get("/").await.status, StatusCode::NOT_FOUND);
 }
@@ -263,7 +284,7 @@ async fn a_full_queue_turns_requests_away() {
     assert_eq!(answer.headers["retry-after"], "1");
     assert_eq!(answer.json()["error"]["code"], "rate_limit_exceeded");
     // What was in the queue leaves it with its client, so whoever tries again as told gets in.
-    for _ in 0..500 {
+    for _ in 0..6000 {
         let again = client.post(COMPLETIONS, &json!({"prompt": "Hi", "max_tokens": 2})).await;
         if again.status == StatusCode::OK {
             return client.assert_idle().await;
@@ -365,6 +386,22 @@ async fn the_api_describes_itself() {
 }
 
 #[tokio::test]
+async fn every_example_is_answered() {
+    let config = ServerConfig { graph: Some(common::graph_serving()), ..ServerConfig::default() };
+    let client = client_with(config, &engine_config()).await;
+    let document = client.get("/openapi.json").await.json();
+    let mut num_sent = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let example = &methods["post"]["requestBody"]["content"]["application/json"]["example"];
+        if example.is_object() {
+            client.ok(&path.replace("{id}", "ring"), example).await;
+            num_sent += 1;
+        }
+    }
+    assert!(num_sent >= 8, "{num_sent} examples");
+}
+
+#[tokio::test]
 async fn browsers_need_permission() {
     let ask = || {
         Request::options(CHAT)
@@ -386,28 +423,49 @@ async fn health_fails_while_a_step_takes_too_long() {
     let config = ServerConfig { stall_timeout: std::time::Duration::ZERO, ..ServerConfig::default() };
     let client = client_with(config, &engine_config()).await;
     assert_eq!(client.get("/health").await.status, StatusCode::OK);
-    let working = client.clone();
     let body = json!({"prompt": vec!["Hello"; 40], "max_tokens": 80, "ignore_eos": true});
-    let work = tokio::spawn(async move { working.ok(COMPLETIONS, &body).await });
     let mut failures = 0;
-    while !work.is_finished() {
-        let answer = client.get("/health").await;
-        if answer.status == StatusCode::SERVICE_UNAVAILABLE {
-            assert!(answer.json()["error"]["message"].as_str().unwrap().contains("stuck"));
-            assert_eq!(client.get("/live").await.status, StatusCode::OK);
-            failures += 1;
+    // Whoever asks may be held up for as long as the work takes: then once more.
+    for _ in 0..50 {
+        let (working, body) = (client.clone(), body.clone());
+        let work = tokio::spawn(async move { working.ok(COMPLETIONS, &body).await });
+        while !work.is_finished() {
+            let answer = client.get("/health").await;
+            if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+                assert!(answer.json()["error"]["message"].as_str().unwrap().contains("stuck"));
+                assert_eq!(client.get("/live").await.status, StatusCode::OK);
+                failures += 1;
+            }
+            tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
+        work.await.expect("the work is done all the same");
+        if failures > 0 {
+            break;
+        }
     }
-    work.await.expect("the work is done all the same");
     assert!(failures > 0, "nobody noticed");
     client.assert_idle().await;
     // The loop goes to sleep just after its figures say that nothing is left.
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if client.get("/health").await.status == StatusCode::OK {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     panic!("an idle engine is not stuck");
+}
+
+#[tokio::test]
+async fn more_prompts_than_may_wait_are_refused_before_they_are_read() {
+    let keys = vec!["first".to_owned(), "second".to_owned()];
+    let engine = EngineConfig { max_num_queued_reqs_per_key: Some(4), ..engine_config() };
+    let open = client_with(ServerConfig { api_keys: keys, ..ServerConfig::default() }, &engine).await;
+    let first = open.with_key("first");
+    // A prompt that is too long would be a 400 if anybody looked at it.
+    let long = "x".repeat(MAX_MODEL_LEN * 2);
+    let body = |count: usize| json!({"prompt": vec![long.as_str(); count], "max_tokens": 1});
+    assert_eq!(first.post(COMPLETIONS, &body(5)).await.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(first.post(COMPLETIONS, &body(4)).await.status, StatusCode::BAD_REQUEST);
+    let answer = first.ok(COMPLETIONS, &json!({"prompt": vec!["Hi"; 4], "max_tokens": 1})).await;
+    assert_eq!(answer["choices"].as_array().map(Vec::len), Some(4));
 }

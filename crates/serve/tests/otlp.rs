@@ -82,7 +82,7 @@ async fn a_span_arrives_with_the_callers_trace() {
     let (address, received) = collector();
     let answer = complete_once(&address, &format!("00-{TRACE}-b7ad6b7169203331-01")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let (path, document) = received.recv_timeout(Duration::from_secs(10)).expect("a batch of spans");
+    let (path, document) = received.recv_timeout(Duration::from_secs(60)).expect("a batch of spans");
     assert_eq!(path, "/v1/traces");
     let resource = &document["resourceSpans"][0];
     assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "baton");

@@ -70,11 +70,11 @@ impl Client {
             expected.sequences.len(),
             "request {id}: number of continuations"
         );
-        let mut is_cut_short = false;
+        let mut ended_early = false;
         for ((index, got), expected) in self.continuations.iter().zip(&expected.sequences) {
             let reason = got.finish_reason.unwrap_or_else(|| panic!("request {id}: {index} never ended"));
             if matches!(reason, FinishReason::Abort | FinishReason::Error) {
-                is_cut_short = true;
+                ended_early = true;
                 assert!(
                     expected.token_ids.starts_with(&got.token_ids),
                     "request {id}, {index}: wrong tokens"
@@ -89,7 +89,7 @@ impl Client {
             let num_logprobs = if self.request.params.logprobs.is_some() { got.token_ids.len() } else { 0 };
             assert_eq!(got.num_logprobs, num_logprobs, "request {id}, {index}: logprobs");
         }
-        if !(is_cut_short && self.prompt_logprobs.is_empty()) {
+        if !(ended_early && self.prompt_logprobs.is_empty()) {
             assert_eq!(self.prompt_logprobs, expected.prompt_logprobs, "request {id}: prompt logprobs");
         }
     }

@@ -1,8 +1,7 @@
 //! A model without weights: the logits after a prefix are a function of a hash over that prefix.
 
+use baton_core::random::mix;
 use baton_core::{PositionLogprobs, Request, TokenId, TokenLogprob};
-
-use crate::rng::mix;
 
 /// Names a prefix: all tokens up to a position, and the salt of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

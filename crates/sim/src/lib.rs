@@ -12,12 +12,12 @@ mod device;
 mod fake_model;
 mod load;
 mod oracle;
-mod rng;
 mod run;
+mod store;
 
+pub use baton_core::random::Random as Rng;
 pub use device::FakeDevice;
 pub use fake_model::{FakeModel, Naming, PrefixHash};
 pub use load::{Scenario, random_request, random_scenario};
 pub use oracle::{Expected, ExpectedSequence, expected};
-pub use rng::Rng;
 pub use run::{Report, simulate, simulate_scenario};

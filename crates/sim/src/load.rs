@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use baton_core::{BeamParams, Request, RequestId, SamplingParams, TokenId};
-use baton_kv::{EvictionPolicy, KvConfig};
-use baton_sched::{Policy, PreemptionMode, SchedConfig};
+use baton_kv::{EvictionPolicy, KvConfig, KvGroup, StorePolicy};
+use baton_sched::{CostModel, Policy, PreemptionMode, SchedConfig};
 
 use crate::{FakeModel, Rng};
 
@@ -21,6 +21,9 @@ pub struct Scenario {
     pub aborts: u64,
     pub failures: u64,
     pub cache_resets: u64,
+    /// Chances in a thousand that a sequence which has drawn a token gets drafts, or has to wait.
+    pub drafts: u64,
+    pub waits: u64,
     /// How many tenants send requests.
     pub tenants: usize,
     /// Beginnings that prompts have in common.
@@ -31,20 +34,26 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
     let model = FakeModel::default();
     let block_size = *rng.pick(&[1, 2, 3, 4, 8, 16]);
     let max_model_len = rng.between(8, 96);
-    let smallest_pool = max_model_len.div_ceil(block_size);
-    let num_device_blocks = smallest_pool + *rng.pick(&[0, 1, 2, smallest_pool, 3 * smallest_pool, 250]);
     let max_num_seqs = rng.between(1, 12);
-    let kv = KvConfig {
+    let max_num_batched_tokens = max_num_seqs + *rng.pick(&[0, 1, 8, 40, 200]);
+    let groups = random_groups(rng, max_model_len);
+    let mut kv = KvConfig { block_size, groups, ..KvConfig::default() };
+    let max_plans_in_flight = rng.between(1, 2);
+    let smallest_pool = kv.peak_blocks_of(max_model_len, max_plans_in_flight * max_num_batched_tokens);
+    let num_device_blocks = smallest_pool + *rng.pick(&[0, 1, 2, smallest_pool, 3 * smallest_pool, 250]);
+    kv = KvConfig {
         num_device_blocks,
         num_host_blocks: *rng.pick(&[0, 2, smallest_pool, 4 * smallest_pool]),
-        block_size,
         enable_prefix_caching: !rng.per_mille(150),
+        enable_host_cache: !rng.per_mille(200),
         eviction: *rng.pick(&[EvictionPolicy::Lru, EvictionPolicy::Lfu]),
+        store: *rng.pick(&[StorePolicy::Off, StorePolicy::Eviction, StorePolicy::WriteThrough]),
         event_capacity: *rng.pick(&[0, 1, 64]),
+        ..kv
     };
     let sched = SchedConfig {
         max_num_seqs,
-        max_num_batched_tokens: max_num_seqs + *rng.pick(&[0, 1, 8, 40, 200]),
+        max_num_batched_tokens,
         max_num_logit_rows: max_num_seqs + *rng.pick(&[0, 1, 30]),
         max_num_sample_entries: *rng.pick(&[usize::MAX, usize::MAX, 4 * max_model_len, max_model_len]),
         max_model_len,
@@ -55,7 +64,15 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
         long_prefill_token_threshold: *rng.pick(&[0, 0, 1, 7]),
         swap_cost_per_token: 1.0,
         recompute_cost_per_token: *rng.pick(&[0.5, 2.0, 4.0]),
-        max_plans_in_flight: rng.between(1, 2),
+        min_store_tokens: *rng.pick(&[0, 0, 8]),
+        relay_max_queries: *rng.pick(&[0, 8]),
+        max_step_slowdown: *rng.pick(&[0.0, 1.0, 1.5, 3.0]),
+        cost: CostModel {
+            reads_per_position: *rng.pick(&[0.0, 0.002, 0.1]),
+            work_per_position: *rng.pick(&[0.0, 0.01, 0.5]),
+            min_sharers: *rng.pick(&[0, 2, 16]),
+        },
+        max_plans_in_flight,
     };
     let mishaps = rng.per_mille(500);
     let prefixes = (0..4).map(|_| random_tokens(rng, model, max_model_len)).collect();
@@ -68,8 +85,22 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
         aborts: if mishaps { 20 } else { 0 },
         failures: if mishaps { 4 } else { 0 },
         cache_resets: if mishaps { 3 } else { 0 },
+        drafts: *rng.pick(&[0, 300, 900]),
+        waits: *rng.pick(&[0, 0, 50]),
         prefixes,
     }
+}
+
+/// Mostly one group as most models have; else full and windowed ones, some with several lanes.
+fn random_groups(rng: &mut Rng, max_model_len: usize) -> Vec<KvGroup> {
+    if rng.per_mille(400) {
+        return vec![KvGroup::default()];
+    }
+    let group = |rng: &mut Rng| KvGroup {
+        window: rng.per_mille(600).then(|| rng.between(1, max_model_len)),
+        lanes: rng.between(1, 3),
+    };
+    (0..rng.between(1, 3)).map(|_| group(rng)).collect()
 }
 
 fn random_tokens(rng: &mut Rng, model: FakeModel, len: usize) -> Vec<TokenId> {

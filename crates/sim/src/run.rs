@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use baton_core::{RequestId, RequestOutput};
-use baton_sched::{Plan, Policy, SchedStats, Scheduler, StepResult};
+use baton_core::{RequestId, RequestOutput, SeqId};
+use baton_kv::StorePolicy;
+use baton_sched::{Plan, Policy, SchedStats, Scheduler, StepResult, Wait};
 
 use crate::client::Client;
-use crate::{FakeDevice, Rng, Scenario, random_request, random_scenario};
+use crate::store::FakeStore;
+use crate::{FakeDevice, Naming, Rng, Scenario, random_request, random_scenario};
 
 /// Rounds in which the oldest request may go without a place in a Plan. With two Plans in flight a request that
 /// needs each of its tokens waits every other round, and a victim has to drain before it can be preempted.
@@ -28,6 +30,18 @@ pub struct Report {
     pub num_copies: usize,
     pub num_swapped_blocks: usize,
     pub num_planned_ahead: usize,
+    pub num_fetches: usize,
+    pub num_drafts: usize,
+    pub num_accepted_drafts: usize,
+    /// Places for guesses that were given back unused.
+    pub num_dropped_drafts: usize,
+    pub num_waits: usize,
+    /// Blocks of planned sequences that were given back behind a window.
+    pub num_behind_windows: usize,
+    /// Rows that went to the tier beyond the host's memory, came from there, and were promised but did not come.
+    pub num_saved_rows: usize,
+    pub num_loaded_rows: usize,
+    pub num_lost_rows: usize,
     pub stats: SchedStats,
     /// blake3 over all Plans and outputs; `None` unless asked for.
     pub trace: Option<String>,
@@ -38,9 +52,12 @@ struct Run {
     rng: Rng,
     scheduler: Scheduler,
     device: FakeDevice,
+    store: FakeStore,
     /// Requests that have not ended, in the order of arrival.
     clients: BTreeMap<RequestId, Client>,
     in_flight: VecDeque<(Plan, StepResult)>,
+    /// Sequences that wait for a mask or an encoder.
+    waiting: Vec<(SeqId, Wait)>,
     oldest: Option<RequestId>,
     rounds_without_oldest: usize,
     report: Report,
@@ -58,25 +75,29 @@ pub fn simulate(seed: u64, num_steps: usize, with_trace: bool) -> Report {
 pub fn simulate_scenario(scenario: Scenario, rng: Rng, num_steps: usize, with_trace: bool) -> Report {
     let kv = &scenario.kv;
     let scheduler = Scheduler::new(scenario.sched.clone(), kv.clone()).expect("a scenario is valid");
-    let device = FakeDevice::new(scenario.model, kv.num_device_blocks, kv.num_host_blocks, kv.block_size);
+    let device = FakeDevice::new(scenario.model, kv);
     let mut run = Run {
         scenario,
         rng,
         scheduler,
         device,
+        store: FakeStore::default(),
         clients: BTreeMap::new(),
         in_flight: VecDeque::new(),
+        waiting: Vec::new(),
         oldest: None,
         rounds_without_oldest: 0,
         report: Report::default(),
         trace: with_trace.then(blake3::Hasher::new),
     };
     let mut round = 0;
-    while run.report.num_steps < num_steps || run.scheduler.has_unfinished() {
+    while run.report.num_steps < num_steps || run.scheduler.has_unfinished() || run.store.is_busy() {
         if run.report.num_steps < num_steps {
             run.arrivals();
             run.mishaps();
         }
+        run.resume_some(300);
+        run.store.work(&mut run.scheduler, &mut run.device, &mut run.rng, 300);
         run.round();
         round += 1;
         if round % ROUNDS_BETWEEN_CHECKS == 0 {
@@ -124,15 +145,68 @@ impl Run {
         if self.rng.per_mille(100) {
             self.scheduler.take_kv_events();
         }
+        if self.rng.per_mille(50) {
+            self.scheduler.set_step_overhead(self.rng.between(0, 64) as f64);
+            // The engine never goes below a fifth.
+            self.scheduler.set_spare_share(self.rng.between(1, 5) as f64 / 5.0);
+        }
+    }
+
+    /// What some sequences waited for is there.
+    fn resume_some(&mut self, per_mille: u64) {
+        let mut still = Vec::new();
+        for (seq_id, wait) in std::mem::take(&mut self.waiting) {
+            if self.rng.per_mille(per_mille) {
+                self.scheduler.resume(seq_id, wait);
+            } else {
+                still.push((seq_id, wait));
+            }
+        }
+        self.waiting = still;
+    }
+
+    /// After a token was drawn: guesses of what follows, right ones and wrong ones, or something to wait for.
+    fn propose(&mut self, seq_id: SeqId) {
+        let Some(view) = self.scheduler.sequence(seq_id).filter(|view| !view.is_finished) else { return };
+        if self.rng.per_mille(self.scenario.drafts) {
+            let request = &self.clients[&view.request_id].request;
+            let naming = Naming::of(request, self.scenario.kv.block_size);
+            let mut prefix = naming.whole(view.token_ids);
+            let seed = request.params.seed.unwrap_or(0);
+            let mut drafts = Vec::new();
+            for _ in 0..self.rng.between(1, 6) {
+                let right = self.scenario.model.sample(prefix, seed, view.index, |_| false);
+                let token_id = if self.rng.per_mille(800) { right } else { (right + 1) % 40 };
+                prefix = prefix.child(token_id);
+                drafts.push(token_id);
+            }
+            self.scheduler.set_drafts(seq_id, drafts);
+        }
+        if self.rng.per_mille(self.scenario.waits) {
+            let wait = *self.rng.pick(&[Wait::Mask, Wait::Encoder]);
+            self.scheduler.wait(seq_id, wait);
+            self.waiting.push((seq_id, wait));
+            self.report.num_waits += 1;
+        }
     }
 
     /// Plans a step if one may be planned, and applies one if none could be or the device is behind.
     fn round(&mut self) {
         let oldest = self.clients.keys().next().copied();
         let plan = self.scheduler.schedule();
+        self.store.work(&mut self.scheduler, &mut self.device, &mut self.rng, 0);
         self.check_limits(&plan);
         self.check_starvation(oldest, &plan);
         let is_empty = plan.is_empty();
+        if is_empty && self.in_flight.is_empty() {
+            assert!(
+                !self.waiting.is_empty() || self.store.is_asked() || !self.scheduler.has_unfinished(),
+                "nothing is planned and nothing in flight, but requests are unfinished: {:?}",
+                self.scheduler
+            );
+            self.resume_some(1000);
+            return;
+        }
         if !is_empty && self.rng.per_mille(self.scenario.failures) {
             // The device refuses it; what is in flight goes on.
             self.report.num_failed_steps += 1;
@@ -145,22 +219,27 @@ impl Run {
         if !is_empty {
             self.launch(plan);
         }
-        assert!(
-            !is_empty || !self.in_flight.is_empty() || !self.scheduler.has_unfinished(),
-            "nothing is planned and nothing in flight, but requests are unfinished: {:?}",
-            self.scheduler
-        );
         let is_full = self.in_flight.len() >= self.scenario.sched.max_plans_in_flight;
         if is_empty || is_full || self.rng.per_mille(300) {
-            self.land();
+            self.retire_plan();
         }
     }
 
-    fn launch(&mut self, plan: Plan) {
+    fn launch(&mut self, mut plan: Plan) {
+        self.drop_some_drafts(&mut plan);
         let clients = &self.clients;
         let request_of = |planned: &baton_sched::PlannedSeq| &clients[&planned.request_id].request;
         let result = self.device.execute(&plan, &self.scheduler, request_of);
         self.report.num_copies += plan.copies.len();
+        self.report.num_fetches += plan.fetches.len();
+        for (planned, result) in plan.seqs.iter().zip(&result.seqs) {
+            if planned.num_drafts > 0 {
+                self.report.num_drafts += planned.num_drafts as usize;
+                self.report.num_accepted_drafts += result.samples.len() - 1;
+            }
+        }
+        let blocks = plan.seqs.iter().flat_map(|planned| planned.block_tables.iter().flatten());
+        self.report.num_behind_windows += blocks.filter(|block| **block == baton_sched::NO_BLOCK).count();
         self.report.num_swapped_blocks += plan.swap_out.len() + plan.swap_in.len();
         let is_ahead =
             |planned: &&baton_sched::PlannedSeq| planned.token_ids.contains(&baton_sched::PENDING_TOKEN);
@@ -171,19 +250,35 @@ impl Run {
         self.in_flight.push_back((plan, result));
     }
 
-    fn land(&mut self) {
-        let Some((plan, result)) = self.in_flight.pop_front() else { return };
+    /// A draft model may come up with fewer guesses than there are places for.
+    fn drop_some_drafts(&mut self, plan: &mut Plan) {
+        for planned in plan.seqs.iter_mut().filter(|planned| planned.num_drafts > 0) {
+            if self.rng.per_mille(300) {
+                let count = self.rng.between(0, planned.num_drafts as usize);
+                self.report.num_dropped_drafts += planned.num_drafts as usize - count;
+                self.scheduler.keep_drafts(planned, count);
+            }
+        }
+    }
+
+    fn retire_plan(&mut self) {
+        let Some((plan, mut result)) = self.in_flight.pop_front() else { return };
         self.report.num_steps += 1;
         let outputs = if self.rng.per_mille(self.scenario.failures) {
             self.report.num_failed_steps += 1;
+            self.device.fail_transfers(plan.step);
             self.scheduler.fail(&plan)
         } else {
+            result.fetched = self.device.finish_transfers(plan.waits_for_fetches, &mut self.rng);
             self.scheduler.apply(&plan, &result)
         };
         if let Some(trace) = &mut self.trace {
             trace.update(&serde_json::to_vec(&outputs).expect("outputs can be serialised"));
         }
         self.deliver(&outputs);
+        for sample in plan.seqs.iter().flat_map(|planned| &planned.samples) {
+            self.propose(sample.seq_id);
+        }
     }
 
     fn deliver(&mut self, outputs: &[RequestOutput]) {
@@ -224,15 +319,23 @@ impl Run {
         if view.params.beam.is_some() {
             return 0;
         }
-        let penalised = if view.params.has_penalties() { view.token_ids.len() } else { 0 };
-        planned.samples.len() * (penalised + view.params.logit_bias.len())
+        let penalised = |len: usize| if view.params.has_penalties() { len } else { 0 };
+        let of_row = |known: usize| penalised(view.token_ids.len() + known) + view.params.logit_bias.len();
+        planned.samples.len() * (0..=planned.num_drafts as usize).map(of_row).sum::<usize>()
     }
 
     /// Under fcfs nobody keeps the oldest request waiting, unless it is the turn of another tenant.
     fn check_starvation(&mut self, oldest: Option<RequestId>, plan: &Plan) {
         let is_planned = |id: RequestId| plan.seqs.iter().any(|planned| planned.request_id == id);
-        let is_in_order = self.scenario.sched.policy == Policy::Fcfs && self.scenario.tenants == 1;
-        let is_kept_waiting = is_in_order && oldest.is_some_and(|id| !is_planned(id));
+        // Whoever asks a store is passed by others, whose end it may then have to wait for.
+        let is_in_order = self.scenario.sched.policy == Policy::Fcfs
+            && self.scenario.tenants == 1
+            && self.scenario.kv.store == StorePolicy::Off;
+        let waits = !self.waiting.is_empty()
+            || self.store.is_asked()
+            || self.device.has_transfers()
+            || !plan.fetches.is_empty();
+        let is_kept_waiting = is_in_order && !waits && oldest.is_some_and(|id| !is_planned(id));
         if !is_kept_waiting || oldest != self.oldest {
             self.rounds_without_oldest = 0;
         }
@@ -248,8 +351,16 @@ impl Run {
     }
 
     fn finish(mut self) -> Report {
+        while self.store.is_busy() || self.scheduler.has_unsaved_rows() || self.scheduler.has_unfinished() {
+            self.store.work(&mut self.scheduler, &mut self.device, &mut self.rng, 1000);
+            self.round();
+        }
+        self.store.work(&mut self.scheduler, &mut self.device, &mut self.rng, 1000);
         self.scheduler.check_invariants();
         assert!(self.clients.is_empty(), "{} requests never ended", self.clients.len());
+        self.report.num_saved_rows = self.store.num_saved_rows;
+        self.report.num_loaded_rows = self.store.num_loaded_rows;
+        self.report.num_lost_rows = self.store.num_lost_rows;
         let stats = self.scheduler.stats();
         let used = (stats.kv.num_device_blocks_used, stats.kv.num_host_blocks_used);
         assert_eq!(used, (0, 0), "blocks are still held after every request has ended");

@@ -18,6 +18,17 @@ fn add(total: &mut Report, report: &Report) {
     total.num_copies += report.num_copies;
     total.num_swapped_blocks += report.num_swapped_blocks;
     total.num_planned_ahead += report.num_planned_ahead;
+    total.num_fetches += report.num_fetches;
+    total.num_drafts += report.num_drafts;
+    total.num_accepted_drafts += report.num_accepted_drafts;
+    total.num_dropped_drafts += report.num_dropped_drafts;
+    total.num_waits += report.num_waits;
+    total.num_behind_windows += report.num_behind_windows;
+    total.num_saved_rows += report.num_saved_rows;
+    total.num_loaded_rows += report.num_loaded_rows;
+    total.num_lost_rows += report.num_lost_rows;
+    total.stats.kv.host_cache_hits += report.stats.kv.host_cache_hits;
+    total.stats.kv.num_offloaded_blocks += report.stats.kv.num_offloaded_blocks;
     total.stats.num_preemptions_swap += report.stats.num_preemptions_swap;
     total.stats.num_preemptions_recompute += report.stats.num_preemptions_recompute;
     total.stats.kv.prefix_cache_hits += report.stats.kv.prefix_cache_hits;
@@ -63,6 +74,17 @@ fn a_million_steps() {
         ("copies on write", total.num_copies as u64),
         ("swapped blocks", total.num_swapped_blocks as u64),
         ("tokens planned ahead", total.num_planned_ahead as u64),
+        ("fetches from the host tier", total.num_fetches as u64),
+        ("accepted drafts", total.num_accepted_drafts as u64),
+        ("rejected drafts", (total.num_drafts - total.num_accepted_drafts) as u64),
+        ("drafts that were dropped before their step", total.num_dropped_drafts as u64),
+        ("waits for masks and encoders", total.num_waits as u64),
+        ("blocks given back behind windows", total.num_behind_windows as u64),
+        ("blocks copied to the host tier ahead of need", total.stats.kv.num_offloaded_blocks),
+        ("rows that went to the store", total.num_saved_rows as u64),
+        ("rows that came from the store", total.num_loaded_rows as u64),
+        ("rows that the store promised and did not bring", total.num_lost_rows as u64),
+        ("tokens found in the host tier", total.stats.kv.host_cache_hits),
         ("preemptions by swap", total.stats.num_preemptions_swap),
         ("preemptions by recomputation", total.stats.num_preemptions_recompute),
         ("prefix-cache hits", total.stats.kv.prefix_cache_hits),

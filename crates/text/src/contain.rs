@@ -1,7 +1,6 @@
-//! Panics that are expected: libraries that were written for trusted input give up that way.
+//! Catches panics of libraries that were written for trusted input.
 //!
-//! Whoever catches one here makes an error of it. A program that ends itself in its panic hook asks
-//! [`panic_is_contained`] first.
+//! A caught panic becomes an error. A program whose panic hook ends the process asks [`panic_is_contained`] first.
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;

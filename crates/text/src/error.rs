@@ -1,4 +1,4 @@
-//! What can go wrong between text and token ids. Every message says what happened and what to do about it.
+//! Errors of tokenisers and templates. Every message says what happened and what to do about it.
 
 use thiserror::Error;
 

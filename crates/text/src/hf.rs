@@ -1,8 +1,8 @@
-//! The border to the `tokenizers` crate: everything that comes from a tokenizer.json.
+//! The only user of the `tokenizers` crate: everything that comes from a tokenizer.json.
 //!
 //! That crate is written for files of trusted origin: some malformed files make it panic while it reads them or
-//! later, while it encodes. What can be checked is checked before; the rest is caught at this border and becomes an
-//! error, so that a bad file or a strange text never takes the server down.
+//! later, while it encodes. What can be checked is checked before; other panics are caught here and become
+//! errors, so that a bad file or text never takes the server down.
 
 use std::sync::OnceLock;
 

@@ -16,7 +16,7 @@ const MAX_WINDOW: usize = 32;
 /// For library decoding: how many tokens of the prompt are looked at for context.
 const PROMPT_CONTEXT: usize = 6;
 
-/// Bytes to text, with U+FFFD for what is no UTF-8.
+/// Bytes to text, with U+FFFD for what is not UTF-8.
 pub(crate) fn decode_bytes_lossy(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }

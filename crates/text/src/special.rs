@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use baton_core::TokenId;
 
-/// A stretch of a text after the tokens written in it are found.
+/// A span of a text after the tokens written in it are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fragment<'a> {
     Text(&'a str),

@@ -14,7 +14,7 @@ use crate::{TextError, bytes};
 
 const NONE: u32 = u32::MAX;
 
-/// A stretch of the text, in a doubly linked list by index; length 0 once it was joined to its left neighbour.
+/// A span of the text, in a doubly linked list by index; length 0 once it was joined to its left neighbour.
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     start: u32,
@@ -155,7 +155,7 @@ impl SentencePiece {
         }
     }
 
-    /// A character that is no token falls back to byte tokens, those to the unknown token.
+    /// A character that is not a token falls back to byte tokens, those to the unknown token.
     fn emit(&self, text: &str, out: &mut Vec<TokenId>) {
         if let Some(id) = self.plain_id(text) {
             out.push(id);

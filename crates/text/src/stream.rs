@@ -1,7 +1,7 @@
 //! The text side of one running sequence: token ids in, text to show out, and the stop strings that end it.
 //!
 //! This is what the server and the command line use. After a stop match they abort the sequence in the engine, which
-//! knows nothing of text. Tokens that end the output by their id are handled by the engine; whoever calls `push`
+//! knows nothing of text. Tokens that end the output by their id are handled by the engine; the caller of `push`
 //! leaves such a token out, unless it is a special one and special tokens are skipped anyway.
 
 use std::sync::Arc;

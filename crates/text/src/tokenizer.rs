@@ -43,7 +43,7 @@ struct GgufTokenizer {
     special: SpecialMatcher,
     /// User-defined tokens only: they are tokens even where special ones are taken as text.
     user_defined: SpecialMatcher,
-    /// Tokens after which white space is no text.
+    /// Tokens after which white space is dropped.
     strips_after: HashSet<TokenId>,
     add_bos: bool,
     add_eos: bool,

@@ -1,6 +1,6 @@
 //! The vocabulary as plain data: what a GGUF file says about it, and the piece table that decoding reads.
 //!
-//! Nothing here merges or splits text. `GgufVocab` is filled by whoever reads the file; `Pieces` is built once from
+//! Nothing here merges or splits text. `GgufVocab` is filled by the reader of the file; `Pieces` is built once from
 //! it and holds the exact bytes of every token in one block of memory.
 
 use std::collections::HashMap;

@@ -2,8 +2,8 @@
 //! partial results fit, from what the model is and the device likes.
 
 use super::{
-    PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_shared_split, choose_split,
-    plan_attention, plan_relay,
+    AttentionTuning, PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_shared_split,
+    choose_split, plan_attention, plan_relay,
 };
 use crate::{AttentionPlan, DeviceInfo};
 
@@ -59,14 +59,14 @@ impl AttentionCut {
     pub fn new(device: &DeviceInfo, heads: &AttentionHeads, options: &CutOptions) -> Self {
         let AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes } = *heads;
         let slot_bytes = num_heads * head_dim * size_of::<f32>();
-        let max_partials = match device.partial_bytes {
+        let AttentionTuning { units, rows, sharing, partial_bytes } = device.attention;
+        let max_partials = match partial_bytes {
             0 => u32::MAX,
             bytes => (bytes / slot_bytes.max(1)) as u32,
         };
         let group = num_heads / num_kv_heads.max(1);
-        let preferred = (device.attention_rows / group.max(1)).max(1) as u32;
-        let has_tiles = device.attention_rows > 0;
-        let sharing = device.sharing;
+        let preferred = (rows / group.max(1)).max(1) as u32;
+        let has_tiles = rows > 0;
         let gains = sharing.head_dims.is_empty() || sharing.head_dims.contains(&head_dim);
         let border = if gains { sharing.border.next_multiple_of(options.block_size) as u32 } else { 0 };
         let keys = |bytes: usize| (bytes / token_bytes.max(1)) as u64;
@@ -74,7 +74,7 @@ impl AttentionCut {
             block_size: options.block_size,
             num_kv_heads,
             max_queries_per_item: if has_tiles { preferred } else { MAX_QUERIES_PER_ITEM },
-            units: device.attention_units,
+            units,
             shared_units: sharing.units,
             relays: options.relays && !options.is_fixed,
             sharing: ShareOptions {
@@ -97,6 +97,11 @@ impl AttentionCut {
     /// Whether sequences of a step may share anything at all.
     pub fn shares(&self) -> bool {
         self.relays && self.sharing.border > 0
+    }
+
+    /// The fewest sequences that share anything; 0 where none do.
+    pub fn min_sharers(&self) -> usize {
+        if self.shares() { self.sharing.min_seqs } else { 0 }
     }
 
     /// Turns relay attention on or off from the next step on. It stays off where splits are fixed.

@@ -12,12 +12,14 @@
 mod cut;
 mod shared;
 mod split;
+mod tuning;
 
 use std::ops::Range;
 
 pub use cut::{AttentionCut, AttentionHeads, CutOptions, MAX_SPLIT_QUERIES};
 pub use shared::{ShareOptions, SharedPrefixes};
 pub use split::{choose_shared_split, choose_split};
+pub use tuning::{AttentionTuning, Sharing};
 
 use crate::{AttentionItem, AttentionMerge, AttentionPlan, NO_PARTIAL};
 use shared::SharedSpan;

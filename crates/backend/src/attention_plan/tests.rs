@@ -50,7 +50,7 @@ fn readings(
             let position = seq.first_position + query - seq.query_start;
             let low = item.kv_start.max(first_key(position, window));
             let high = (item.kv_start + item.kv_len).min(position + 1);
-            // Only of a stretch with a window may a query see nothing.
+            // Only of a span with a window may a query see nothing.
             assert!(low < high || window.is_some(), "an item shows query {query} nothing: {item:?}");
             if low < high {
                 readings.entry(query).or_default().push((low, high));

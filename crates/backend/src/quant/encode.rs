@@ -91,7 +91,7 @@ fn push_fifth_bits(bytes: &mut Vec<u8>, quants: &[u8; 32]) {
     bytes.extend(high.to_le_bytes());
 }
 
-fn nearest_iq4_nl(value: f32) -> u8 {
+pub(super) fn nearest_iq4_nl(value: f32) -> u8 {
     let distance = |index: &u8| (value - f32::from(IQ4_NL_VALUES[*index as usize])).abs();
     (0..16_u8).min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("the table is not empty")
 }

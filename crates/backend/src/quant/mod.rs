@@ -3,18 +3,22 @@
 //! [`dequantize_row`] is what a weight *means*: it equals the `gguf` Python package to the last bit, and every backend's
 //! kernels are tested against it. [`quantize_row`] is what tests and tools make weights with: the 32-value formats are
 //! quantised exactly as ggml does; for the 256-value ones it makes valid blocks that are close to the values, without
-//! ggml's search for the best scales.
+//! ggml's search for the best scales and grid entries.
 //!
 //! Not here: products of quantised rows. Those are the backends' own, in the layouts they repack weights to.
 
 mod decode;
 mod decode_k;
 mod encode;
+mod encode_grid;
 mod encode_k;
+mod grid;
 
 use half::{bf16, f16};
 
-use crate::WeightFormat;
+pub use grid::{GridBlock, grid_factor};
+
+use crate::{WeightFormat, e4m3_from_f32, e4m3_to_f32};
 
 /// The 16 values an IQ4_NL nibble stands for.
 pub const IQ4_NL_VALUES: [i8; 16] =
@@ -32,6 +36,7 @@ pub fn dequantize_row(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
         }
         WeightFormat::F16 => decode_each(bytes, out, |raw| f16::from_le_bytes(raw).to_f32()),
         WeightFormat::BF16 => decode_each(bytes, out, |raw| bf16::from_le_bytes(raw).to_f32()),
+        WeightFormat::F8_E4M3 => decode_each(bytes, out, |[code]: [u8; 1]| e4m3_to_f32(code)),
         WeightFormat::Q4_0 => decode_blocks::<18, 32>(bytes, out, decode::q4_0),
         WeightFormat::Q4_1 => decode_blocks::<20, 32>(bytes, out, decode::q4_1),
         WeightFormat::Q5_0 => decode_blocks::<22, 32>(bytes, out, decode::q5_0),
@@ -43,6 +48,19 @@ pub fn dequantize_row(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
         WeightFormat::Q4_K => decode_blocks::<144, SUPER_BLOCK>(bytes, out, decode_k::q4_k),
         WeightFormat::Q5_K => decode_blocks::<176, SUPER_BLOCK>(bytes, out, decode_k::q5_k),
         WeightFormat::Q6_K => decode_blocks::<210, SUPER_BLOCK>(bytes, out, decode_k::q6_k),
+        WeightFormat::IQ4_XS
+        | WeightFormat::IQ3_S
+        | WeightFormat::IQ3_XXS
+        | WeightFormat::IQ2_S
+        | WeightFormat::IQ2_XS
+        | WeightFormat::IQ2_XXS
+        | WeightFormat::IQ1_M
+        | WeightFormat::IQ1_S => {
+            let blocks = bytes.chunks_exact(format.block_bytes());
+            for (block, out) in blocks.zip(out.chunks_exact_mut(SUPER_BLOCK)) {
+                grid::decode(format, block, out);
+            }
+        }
     }
 }
 
@@ -57,6 +75,7 @@ pub fn quantize_row(format: WeightFormat, values: &[f32]) -> Vec<u8> {
             WeightFormat::F32 => bytes.extend(block[0].to_le_bytes()),
             WeightFormat::F16 => bytes.extend(f16::from_f32(block[0]).to_le_bytes()),
             WeightFormat::BF16 => bytes.extend(bf16::from_f32(block[0]).to_le_bytes()),
+            WeightFormat::F8_E4M3 => bytes.push(e4m3_from_f32(block[0])),
             WeightFormat::Q4_0 => encode::q4_0(block, &mut bytes),
             WeightFormat::Q4_1 => encode::q4_1(block, &mut bytes),
             WeightFormat::Q5_0 => encode::q5_0(block, &mut bytes),
@@ -68,6 +87,14 @@ pub fn quantize_row(format: WeightFormat, values: &[f32]) -> Vec<u8> {
             WeightFormat::Q4_K => encode_k::q4_k(block, &mut bytes),
             WeightFormat::Q5_K => encode_k::q5_k(block, &mut bytes),
             WeightFormat::Q6_K => encode_k::q6_k(block, &mut bytes),
+            WeightFormat::IQ4_XS => encode_grid::iq4_xs(block, &mut bytes),
+            WeightFormat::IQ3_S => encode_grid::iq3_s(block, &mut bytes),
+            WeightFormat::IQ3_XXS => encode_grid::iq3_xxs(block, &mut bytes),
+            WeightFormat::IQ2_S => encode_grid::iq2_s(block, &mut bytes),
+            WeightFormat::IQ2_XS => encode_grid::iq2_xs(block, &mut bytes),
+            WeightFormat::IQ2_XXS => encode_grid::iq2_xxs(block, &mut bytes),
+            WeightFormat::IQ1_M => encode_grid::iq1_m(block, &mut bytes),
+            WeightFormat::IQ1_S => encode_grid::iq1_s(block, &mut bytes),
         }
     }
     debug_assert_eq!(bytes.len(), num_bytes);
@@ -127,11 +154,18 @@ mod tests {
                 WeightFormat::F16 => 0.0005,
                 WeightFormat::BF16 => 0.004,
                 WeightFormat::Q8_0 => 0.008,
-                WeightFormat::Q6_K => 0.04,
+                WeightFormat::Q6_K | WeightFormat::F8_E4M3 => 0.04,
                 WeightFormat::Q5_0 | WeightFormat::Q5_1 | WeightFormat::Q5_K => 0.06,
-                WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q4_K | WeightFormat::IQ4_NL => 0.12,
-                WeightFormat::Q3_K => 0.25,
-                WeightFormat::Q2_K => 0.40,
+                WeightFormat::Q4_0
+                | WeightFormat::Q4_1
+                | WeightFormat::Q4_K
+                | WeightFormat::IQ4_NL
+                | WeightFormat::IQ4_XS => 0.12,
+                WeightFormat::Q3_K | WeightFormat::IQ3_S | WeightFormat::IQ3_XXS => 0.25,
+                WeightFormat::Q2_K | WeightFormat::IQ2_S | WeightFormat::IQ2_XS | WeightFormat::IQ2_XXS => {
+                    0.40
+                }
+                WeightFormat::IQ1_M | WeightFormat::IQ1_S => 0.60,
             };
             assert!(relative <= allowed, "{format}: {relative} > {allowed}");
         }

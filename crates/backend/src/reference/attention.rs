@@ -1,7 +1,7 @@
 //! Attention by work items: each gives its queries an output, or a partial result that a merge puts together.
 
 use super::kv_cache::KvCache;
-use super::math::{dot, soften, vector};
+use super::math::{apply_softcap, dot, vector};
 use super::ops::Run;
 use crate::{Attention, AttentionItem, AttentionPlan, NO_PARTIAL};
 
@@ -63,16 +63,13 @@ impl Run<'_> {
         let mut results: Vec<Option<HeadPartials>> = vec![None; num_tokens];
         let mut partials: Vec<Option<HeadPartials>> = vec![None; plan.num_partials as usize];
         for item in &plan.items {
-            self.check_item(item, num_tokens);
             for i in 0..item.num_queries as usize {
                 let query = item.query_start as usize + i;
                 let heads = self.attend_query(op, item, query);
                 let place = if item.partial == NO_PARTIAL {
                     &mut results[query]
                 } else {
-                    let slot = item.partial as usize + i;
-                    assert!(slot < partials.len(), "partial slot {slot} of {}", partials.len());
-                    &mut partials[slot]
+                    &mut partials[item.partial as usize + i]
                 };
                 assert!(place.is_none(), "two items write the result of query {query}: {item:?}");
                 *place = Some(heads);
@@ -103,7 +100,7 @@ impl Run<'_> {
                 }
                 let slot = self.slot(item, key_position, kv.block_size());
                 let (key, value) = kv.read(op.layer, slot, head / heads_per_kv_head);
-                let mut score = soften(op.scale * dot(query, key), op.softcap);
+                let mut score = apply_softcap(op.scale * dot(query, key), op.softcap);
                 if let Some(slopes) = slopes {
                     score -= slopes[head] * (position - key_position) as f32;
                 }
@@ -122,21 +119,6 @@ impl Run<'_> {
 
     fn kv_cache(&self) -> &KvCache {
         self.kv.as_deref().expect("a KV cache is made before a program with attention runs")
-    }
-
-    fn check_item(&self, item: &AttentionItem, num_tokens: usize) {
-        let kv = self.kv_cache();
-        let (query_end, pages) = (item.query_start as usize + item.num_queries as usize, &self.input.pages);
-        assert!(query_end <= num_tokens, "an item has queries beyond the {num_tokens} rows: {item:?}");
-        let block_size = kv.block_size();
-        let is_aligned = (item.kv_start as usize).is_multiple_of(block_size);
-        assert!(is_aligned, "kv_start is not a multiple of the block size {block_size}: {item:?}");
-        let pages_end = item.pages_start as usize + (item.kv_len as usize).div_ceil(block_size);
-        assert!(pages_end <= pages.len(), "an item has pages beyond the {} there are: {item:?}", pages.len());
-        for page in &pages[item.pages_start as usize..pages_end] {
-            let num_blocks = kv.num_device_blocks();
-            assert!((*page as usize) < num_blocks, "page {page} of {num_blocks} blocks: {item:?}");
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::{BlockCopy, KvDtype, KvLayerSpec, KvSpec, StepInput, e4m3_from_f32, e4m3_to_f32};
+use crate::{BlockCopy, CacheShape, KvDtype, KvLayerSpec, KvSpec, StepInput, e4m3_from_f32, e4m3_to_f32};
 
 #[derive(Debug)]
 pub(super) struct KvCache {
@@ -43,12 +43,18 @@ impl KvCache {
         self.spec.block_size
     }
 
-    pub(super) fn num_device_blocks(&self) -> usize {
-        self.num_device_blocks
+    /// What steps are checked against.
+    pub(super) fn shape(&self) -> CacheShape {
+        CacheShape {
+            num_lanes: self.spec.num_lanes(),
+            num_device_blocks: self.num_device_blocks,
+            num_host_blocks: self.num_host_blocks,
+            block_size: self.spec.block_size,
+        }
     }
 
-    pub(super) fn num_host_blocks(&self) -> usize {
-        self.num_host_blocks
+    pub(super) fn lane_of(&self, layer: usize) -> usize {
+        self.spec.lane_of(layer)
     }
 
     pub(super) fn layer_spec(&self, layer: usize) -> KvLayerSpec {
@@ -89,7 +95,8 @@ impl KvCache {
                 copy_between(&device.keys, &mut host.keys, *block, len);
                 copy_between(&device.values, &mut host.values, *block, len);
             }
-            for block in &input.swap_in {
+            let fetched = input.fetches.iter().flat_map(|fetch| &fetch.copies);
+            for block in input.swap_in.iter().chain(fetched) {
                 copy_between(&host.keys, &mut device.keys, *block, len);
                 copy_between(&host.values, &mut device.values, *block, len);
             }

@@ -17,7 +17,19 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// Normalises in place.
 pub(super) fn normalize(values: &mut [f32], norm: &Norm, parameters: &Parameters) {
-    let weight = vector(parameters, norm.weight, values.len());
+    normalize_part(values, norm, parameters, 0, values.len());
+}
+
+/// The same with the weights from `first` on, of `total`.
+pub(super) fn normalize_part(
+    values: &mut [f32],
+    norm: &Norm,
+    parameters: &Parameters,
+    first: usize,
+    total: usize,
+) {
+    let part = first..first + values.len();
+    let weight = &vector(parameters, norm.weight, total)[part.clone()];
     let len = values.len() as f64;
     let mean = match norm.kind {
         NormKind::Rms => 0.0,
@@ -29,7 +41,7 @@ pub(super) fn normalize(values: &mut [f32], norm: &Norm, parameters: &Parameters
         *value = ((f64::from(*value) - mean) * factor) as f32 * weight;
     }
     if let NormKind::Layer { bias: Some(bias) } = norm.kind {
-        let bias = vector(parameters, bias, values.len());
+        let bias = &vector(parameters, bias, total)[part];
         for (value, bias) in values.iter_mut().zip(bias) {
             *value += bias;
         }
@@ -63,11 +75,13 @@ pub(super) fn activate(activation: Activation, value: f32) -> f32 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0) * x.max(0.0),
     };
     result as f32
 }
 
-pub(super) fn soften(value: f32, softcap: Option<f32>) -> f32 {
+pub(super) fn apply_softcap(value: f32, softcap: Option<f32>) -> f32 {
     softcap.map_or(value, |cap| cap * (value / cap).tanh())
 }
 

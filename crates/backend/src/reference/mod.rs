@@ -10,8 +10,9 @@
 //! `submit`; `collect` only hands over what it gave.
 
 mod attention;
-mod checks;
+pub(crate) mod experts;
 mod kv_cache;
+mod latent;
 mod math;
 mod ops;
 #[cfg(test)]
@@ -21,10 +22,10 @@ use std::collections::VecDeque;
 
 use baton_core::TokenId;
 
-use crate::quant::dequantize_row;
 use crate::{
-    Backend, BackendError, BufferId, DeviceInfo, KvSpec, Program, RopeId, RopeSpec, Sharing, StepInput,
-    StepLimits, StepOutput, Tensor, VectorId, WeightId, WeightUse,
+    AttentionTuning, Backend, BackendError, BufferId, BufferShape, DeviceInfo, Handles, KvSpec, Program,
+    ProgramId, Programs, RopeId, RopeSpec, Sharing, StepExecutor, StepInput, StepLimits, StepOutput, Tensor,
+    VectorId, WeightId, WeightShape, WeightUse,
 };
 
 use kv_cache::KvCache;
@@ -37,6 +38,8 @@ const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
 /// See the module.
 #[derive(Debug)]
 pub struct ReferenceBackend {
+    handles: Handles,
+    programs: Programs,
     parameters: Parameters,
     limits: Option<StepLimits>,
     buffers: Vec<Buffer>,
@@ -62,6 +65,7 @@ struct Weight {
     parts: Vec<Tensor>,
     rows: usize,
     cols: usize,
+    usage: WeightUse,
 }
 
 #[derive(Debug)]
@@ -76,7 +80,7 @@ impl Weight {
     fn row(&self, mut row: usize, out: &mut [f32]) {
         for part in &self.parts {
             if row < part.rows() {
-                return dequantize_row(part.format(), part.row(row), out);
+                return part.dequantize_row(row, out);
             }
             row -= part.rows();
         }
@@ -108,6 +112,8 @@ impl ReferenceBackend {
     /// A device of this many bytes: buffers and KV cache beyond them are refused. Weights count too.
     pub fn with_memory(total_bytes: u64) -> Self {
         Self {
+            handles: Handles::default(),
+            programs: Programs::default(),
             parameters: Parameters::default(),
             limits: None,
             buffers: Vec::new(),
@@ -129,108 +135,37 @@ impl ReferenceBackend {
         Ok(())
     }
 
-    /// The token ids of the step, those drawn by the step before filled in.
-    fn token_ids(&self, input: &StepInput) -> Vec<TokenId> {
-        let mut token_ids = input.token_ids.clone();
-        for (row, sample) in &input.feedback {
-            let drawn = self.previous_tokens.get(*sample as usize);
-            token_ids[*row as usize] = *drawn.unwrap_or_else(|| {
-                panic!(
-                    "feedback asks for sample {sample}, but the step before drew {}",
-                    self.previous_tokens.len()
-                )
-            });
-        }
-        token_ids
-    }
-}
-
-impl Backend for ReferenceBackend {
-    fn device(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: "reference".to_owned(),
-            description: "plain f32 loops on one thread".to_owned(),
-            total_bytes: self.total_bytes,
-            free_bytes: self.total_bytes - self.used_bytes,
-            block_size: 16,
-            activation_bytes: size_of::<f32>(),
-            kv_cap_bytes: None,
-            max_steps_in_flight: MAX_IN_FLIGHT,
-            attention_units: 0,
-            attention_rows: 0,
-            sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
-            partial_bytes: 0,
-            max_sample_entries: 0,
-            macs_per_second: 1e9,
-            swap_bytes_per_second: 1e10,
-        }
-    }
-
-    fn load_weight(&mut self, parts: &[Tensor], _usage: WeightUse) -> Result<WeightId, BackendError> {
-        let cols = parts.first().map_or(0, Tensor::cols);
-        if cols == 0 || parts.iter().any(|part| part.cols() != cols) {
-            let widths: Vec<_> = parts.iter().map(Tensor::cols).collect();
-            return Err(BackendError::Unsupported {
-                what: format!("a weight whose parts have widths {widths:?}: they must be equal and not 0"),
-            });
-        }
-        self.reserve("a weight", Some(parts.iter().map(|part| part.bytes().len()).sum()))?;
-        let rows = parts.iter().map(Tensor::rows).sum();
-        self.parameters.weights.push(Weight { parts: parts.to_vec(), rows, cols });
-        Ok(WeightId(self.parameters.weights.len() as u32 - 1))
-    }
-
-    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
-        self.reserve("a vector", Some(size_of_val(values)))?;
-        self.parameters.vectors.push(values.to_vec());
-        Ok(VectorId(self.parameters.vectors.len() as u32 - 1))
-    }
-
-    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
-        self.parameters.ropes.push(spec.clone());
-        Ok(RopeId(self.parameters.ropes.len() as u32 - 1))
-    }
-
-    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
-        assert!(self.limits.is_none(), "set_limits is called once");
-        assert!(self.buffers.is_empty(), "set_limits is called before any buffer is made");
-        self.limits = Some(*limits);
-        Ok(())
-    }
-
-    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+    fn new_buffer(&mut self, shape: BufferShape) -> Result<BufferId, BackendError> {
         assert!(self.limits.is_some(), "set_limits is called before any buffer is made");
+        let BufferShape { rows, cols, .. } = shape;
         let len = rows.checked_mul(cols);
         let what = format!("a buffer of {rows} x {cols}");
         self.reserve(&what, len.and_then(|len| len.checked_mul(size_of::<f32>())))?;
         // NaN, so that reading what no op has written shows.
         self.buffers.push(Buffer { rows, cols, values: vec![f32::NAN; rows * cols] });
-        Ok(BufferId(self.buffers.len() as u32 - 1))
+        Ok(self.handles.add_buffer(shape))
     }
 
-    fn create_kv_cache(
-        &mut self,
-        spec: &KvSpec,
-        num_device_blocks: usize,
-        num_host_blocks: usize,
-    ) -> Result<(), BackendError> {
-        assert!(self.kv.is_none(), "create_kv_cache is called once");
-        let num_blocks = num_device_blocks.checked_add(num_host_blocks);
-        self.reserve(
-            "the KV cache",
-            num_blocks.and_then(|blocks| blocks.checked_mul(spec.bytes_per_block())),
-        )?;
-        self.kv = Some(KvCache::new(spec, num_device_blocks, num_host_blocks));
-        Ok(())
+    /// The token ids of the step, those drawn by the step before filled in.
+    fn token_ids(&self, input: &StepInput) -> Vec<TokenId> {
+        let mut token_ids = input.token_ids.clone();
+        for (row, sample) in &input.feedback {
+            token_ids[*row as usize] = self.previous_tokens[*sample as usize];
+        }
+        token_ids
     }
+}
 
-    fn submit(&mut self, input: &StepInput, program: &dyn Program) -> Result<(), BackendError> {
+impl StepExecutor for ReferenceBackend {
+    fn submit(&mut self, input: &StepInput, program: ProgramId) -> Result<(), BackendError> {
         assert!(
             self.finished.len() < MAX_IN_FLIGHT,
             "a third step is submitted before the first is collected"
         );
+        let program = self.programs.get(program)?;
         let limits = self.limits.expect("set_limits is called before the first step");
-        checks::check_step(input, &limits, self.kv.as_ref());
+        let cache = self.kv.as_ref().map(KvCache::shape);
+        input.check(&limits, cache, &program.needs, self.previous_tokens.len())?;
         let token_ids = self.token_ids(input);
         if let Some(kv) = &mut self.kv {
             kv.move_blocks(input);
@@ -241,9 +176,12 @@ impl Backend for ReferenceBackend {
             kv: self.kv.as_mut(),
             input,
             token_ids,
-            output: StepOutput::default(),
+            output: StepOutput {
+                fetched: input.fetches.iter().map(|fetch| fetch.id).collect(),
+                ..StepOutput::default()
+            },
         };
-        program.run(&mut run);
+        program.ops.iter().for_each(|op| run.run(op));
         let output = run.output;
         self.previous_tokens.clear();
         self.previous_tokens.extend(output.samples.iter().map(|sampled| sampled.chosen.token_id));
@@ -260,6 +198,84 @@ impl Backend for ReferenceBackend {
         let buffer = &self.buffers[buffer.0 as usize];
         assert!(rows <= buffer.rows, "{rows} rows are read from a buffer of {}", buffer.rows);
         Ok(buffer.values[..rows * buffer.cols].to_vec())
+    }
+}
+
+impl Backend for ReferenceBackend {
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "reference".to_owned(),
+            description: "plain f32 loops on one thread".to_owned(),
+            total_bytes: self.total_bytes,
+            free_bytes: self.total_bytes - self.used_bytes,
+            block_size: 16,
+            activation_bytes: size_of::<f32>(),
+            kv_cap_bytes: None,
+            max_steps_in_flight: MAX_IN_FLIGHT,
+            wants_large_steps: false,
+            attention: AttentionTuning {
+                sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
+                ..AttentionTuning::default()
+            },
+            max_sample_entries: 0,
+            macs_per_second: 1e9,
+            swap_bytes_per_second: 1e10,
+        }
+    }
+
+    fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
+        let shape = WeightShape::new(parts, usage)?;
+        self.reserve("a weight", Some(parts.iter().map(|part| part.bytes().len()).sum()))?;
+        let weight = Weight { parts: parts.to_vec(), rows: shape.rows, cols: shape.cols, usage };
+        self.parameters.weights.push(weight);
+        Ok(self.handles.add_weight(shape))
+    }
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<VectorId, BackendError> {
+        self.reserve("a vector", Some(size_of_val(values)))?;
+        self.parameters.vectors.push(values.to_vec());
+        Ok(self.handles.add_vector(values.len()))
+    }
+
+    fn create_rope(&mut self, spec: &RopeSpec) -> Result<RopeId, BackendError> {
+        self.parameters.ropes.push(spec.clone());
+        Ok(self.handles.add_rope(spec))
+    }
+
+    fn set_limits(&mut self, limits: &StepLimits) -> Result<(), BackendError> {
+        assert!(self.limits.is_none(), "set_limits is called once");
+        assert!(self.buffers.is_empty(), "set_limits is called before any buffer is made");
+        self.limits = Some(*limits);
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, rows: usize, cols: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(BufferShape { rows, cols, is_logits: false })
+    }
+
+    fn create_logits(&mut self, rows: usize, vocab_size: usize) -> Result<BufferId, BackendError> {
+        self.new_buffer(BufferShape { rows, cols: vocab_size, is_logits: true })
+    }
+
+    fn compile(&mut self, program: &Program) -> Result<ProgramId, BackendError> {
+        self.programs.compile(program, &self.handles)
+    }
+
+    fn create_kv_cache(
+        &mut self,
+        spec: &KvSpec,
+        num_device_blocks: usize,
+        num_host_blocks: usize,
+    ) -> Result<(), BackendError> {
+        assert!(self.kv.is_none(), "create_kv_cache is called once");
+        self.programs.set_cache(spec)?;
+        let num_blocks = num_device_blocks.checked_add(num_host_blocks);
+        self.reserve(
+            "the KV cache",
+            num_blocks.and_then(|blocks| blocks.checked_mul(spec.bytes_per_block())),
+        )?;
+        self.kv = Some(KvCache::new(spec, num_device_blocks, num_host_blocks));
+        Ok(())
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -6,19 +6,21 @@ use std::cmp::Ordering;
 use baton_core::TokenId;
 
 use super::weight::{clean, fixed_point, largest, likelihood};
-use super::{Candidate, random_bits};
+use baton_core::random::philox;
+
+use super::Candidate;
 use crate::SampleRow;
 
 /// The lowest id of those with the largest logit, and that logit; 0 and −∞ if all are −∞.
 #[inline(always)]
 pub(super) fn most_likely(logits: &[f32]) -> (TokenId, f32) {
     // One pass over all of them, without branches in it; the search is then a short one.
-    const STRETCH: usize = 1024;
+    const SPAN: usize = 1024;
     let (mut start, mut max) = (0, f32::NEG_INFINITY);
-    for (number, stretch) in logits.chunks(STRETCH).enumerate() {
-        let highest = largest(stretch);
+    for (number, span) in logits.chunks(SPAN).enumerate() {
+        let highest = largest(span);
         if highest > max {
-            (start, max) = (number * STRETCH, highest);
+            (start, max) = (number * SPAN, highest);
         }
     }
     let first = logits[start..].iter().position(|logit| clean(*logit) == max);
@@ -37,7 +39,7 @@ pub(super) fn draw(logits: &[f32], max: f32, row: &SampleRow, candidates: &mut V
         let likelihood = likelihood(logit, max, row.temperature);
         fixed_point(if likelihood >= min_p { likelihood } else { 0.0 })
     };
-    let random = random_bits(row.seed, row.counter);
+    let random = philox(row.seed, row.counter);
 
     let total: u64 = if has_top_k {
         keep_best(logits, top_k, candidates);

@@ -12,7 +12,7 @@
 //! an exponential that gives the same bits everywhere. Integer sums do not depend on the order of addition, so threads
 //! or a GPU may add them as they like and still draw the same token.
 //! Kept tokens stand in the order of their ids; the token drawn is the first whose cumulative weight exceeds
-//! `(random · total) >> 64`, where `random` is a pure function of `(seed, counter)` ([`random_bits`]). A token less
+//! `(random · total) >> 64`, where `random` is a pure function of `(seed, counter)` ([`baton_core::random::philox`]). A token less
 //! likely than exp(−28) of the best one has weight 0 and is never drawn.
 //!
 //! Broken logits never panic: NaN counts as −∞ and +∞ as the largest finite number. If nothing at all is left (every
@@ -27,7 +27,6 @@
 mod adjust;
 mod draw;
 mod logprobs;
-mod random;
 #[cfg(test)]
 mod tests;
 mod weight;
@@ -36,7 +35,6 @@ use baton_core::{TokenId, TokenLogprob, mask_allows};
 
 use crate::{RowLists, SampleRow, Sampled, StepOutput};
 
-pub use random::random_bits;
 pub use weight::{ONE as WEIGHT_ONE, likelihood, weight};
 
 /// What sampling a row needs besides the row. One a thread; grows to the vocabulary once.

@@ -1,5 +1,6 @@
 //! The sampler against a naive one that sorts everything, and against the probabilities themselves.
 
+use baton_core::random::philox;
 use proptest::prelude::*;
 
 use super::*;
@@ -47,7 +48,7 @@ fn naive_token(logits: &[f32], row: &SampleRow) -> TokenId {
     }
     order.sort_unstable();
     let total: u64 = order.iter().map(|i| weights[*i]).sum();
-    let target = (u128::from(random_bits(row.seed, row.counter)) * u128::from(total)) >> 64;
+    let target = (u128::from(philox(row.seed, row.counter)) * u128::from(total)) >> 64;
     let mut sum = 0_u128;
     let drawn = order.into_iter().find(|i| {
         sum += u128::from(weights[*i]);

@@ -14,6 +14,11 @@ F16_FIELDS = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }
+GRID_F16_FIELDS = {
+    "IQ4_XS": [0], "IQ3_S": [0], "IQ3_XXS": [0], "IQ2_S": [0], "IQ2_XS": [0], "IQ2_XXS": [0], "IQ1_S": [0],
+    # Four bits at the top of each of four u16.
+    "IQ1_M": [],
+}
 # Usual, largest, negative, smallest normal, smallest subnormal, zero, negative zero.
 SCALES = np.array([0.0123, 65504.0, -1.7, 6.104e-05, 5.96e-08, 0.0, -0.0, -65504.0], dtype=np.float16)
 NUM_BLOCKS = {32: 12, 256: 5}
@@ -29,10 +34,15 @@ def blocks_of(name: str) -> np.ndarray:
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[Type[name]]
     count = NUM_BLOCKS[block_len]
     blocks = rng.integers(0, 256, (count, block_bytes), dtype=np.uint8)
-    for number, at in enumerate(F16_FIELDS[name]):
+    for number, at in enumerate((F16_FIELDS | GRID_F16_FIELDS)[name]):
         scales = SCALES[(np.arange(count) + 3 * number) % len(SCALES)].copy()
         scales[0] = np.float16(rng.normal() * 0.05)
         blocks[:, at:at + 2] = scales.reshape(-1, 1).view(np.uint8)
+    if name == "IQ1_M":
+        bits = SCALES[np.arange(count) % len(SCALES)].view(np.uint16)
+        for nibble in range(4):
+            at = 49 + 2 * nibble
+            blocks[:, at] = blocks[:, at] & 15 | (bits >> (4 * nibble) & 15).astype(np.uint8) << 4
     return blocks
 
 
@@ -70,10 +80,12 @@ def quantize_values() -> np.ndarray:
 here = pathlib.Path(__file__).parent
 golden = {name: entry(name, raw) for name, raw in float_rows().items()}
 golden |= {name: entry(name, blocks_of(name)) for name in F16_FIELDS}
-(here / "dequant_golden.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 values = quantize_values()
 encoded = {"values": hex_of(values)}
 for name in ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]:
     encoded[name] = hex_of(np.ascontiguousarray(quantize(values, Type[name])))
 (here / "quantize_golden.json").write_text(json.dumps(encoded, indent=1) + "\n")
+
+golden |= {name: entry(name, blocks_of(name)) for name in GRID_F16_FIELDS}
+(here / "dequant_golden.json").write_text(json.dumps(golden, indent=1) + "\n")

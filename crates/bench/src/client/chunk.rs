@@ -57,7 +57,7 @@ struct Choice<'a> {
     text: Option<Text<'a>>,
     #[serde(borrow, default)]
     delta: Option<Delta<'a>>,
-    /// What a server sends that was asked with `return_token_ids`.
+    /// Sent by servers that support `return_token_ids`.
     #[serde(default)]
     token_ids: Option<Vec<IgnoredAny>>,
     #[serde(default)]

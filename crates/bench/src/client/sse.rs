@@ -1,6 +1,6 @@
 //! Server-sent events out of a stream of bytes that may be cut anywhere. An event of these APIs is one `data:` line.
 
-/// A line longer than this is no event of a language model.
+/// A longer line is not an event of a language model.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
 /// What is left of a line whose end has not come.

@@ -1,7 +1,7 @@
-//! What is asked: prompts with the lengths of their answers, made up or read from a file.
+//! Workloads: prompts and output lengths, generated or read from a file.
 //!
-//! A made-up prompt is kept as a recipe of segments, each a seed and a length: equal segments give equal tokens, which
-//! is how shared prefixes arise, and a trace of a hundred million tokens costs no memory until a request is sent.
+//! A generated prompt is stored as a list of segments, each a seed and a length. Equal segments give equal tokens, which
+//! makes shared prefixes, and a trace of a hundred million tokens takes no memory until a request is sent.
 //! Not here: when a request is sent (`arrival`), unless the file says so, and how (`client`).
 
 mod custom;

@@ -1,5 +1,5 @@
-//! `sharegpt`: conversations of people with a model, as one JSON list. The first question is the prompt, the first
-//! answer gives the length of the output.
+//! `sharegpt`: conversations of users with a model, as one JSON list. The first question is the prompt, the length of the first
+//! answer is the output length.
 //!
 //! Published copies of the file are sometimes cut off; the whole conversations before the cut are used, with a note.
 

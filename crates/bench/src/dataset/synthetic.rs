@@ -1,4 +1,4 @@
-//! Prompts that are made up: random tokens, and random tokens behind shared prefixes.
+//! Generated prompts: random tokens, alone or after shared prefixes.
 
 use super::{MAX_LEN, Prompt, Sample};
 use crate::BenchError;

@@ -1,7 +1,7 @@
-//! `trace`: what a real service was asked, with the times. Mooncake's JSON lines name the prompt's blocks of 512 tokens
-//! by hash, so that equal beginnings stay equal; CSV files in the manner of Azure's and BurstGPT's have lengths only.
+//! `trace`: the requests of a real service with their arrival times. Mooncake's JSON lines name a prompt's blocks of 512 tokens
+//! by hash, so that shared prefixes stay shared; CSV files like Azure's and BurstGPT's have lengths only.
 //!
-//! The words of the prompts are not in a trace. Each block is made up from its hash, each other prompt from its number.
+//! A trace does not contain the prompts themselves. Each block is generated from its hash, every other prompt from its index.
 
 use std::path::Path;
 
@@ -171,10 +171,8 @@ fn seconds(text: &str) -> Option<f64> {
     let hours: f64 = time.next()?.parse().ok()?;
     let minutes: f64 = time.next()?.parse().ok()?;
     let seconds: f64 = time.next()?.parse().ok()?;
-    let sound = (1..=12).contains(&month) && (1..=31).contains(&day) && (0..10_000).contains(&year);
-    sound.then(|| {
-        crate::clock::days_of(year, month, day) as f64 * 86_400.0 + hours * 3600.0 + minutes * 60.0 + seconds
-    })
+    let midnight = crate::clock::seconds_of(year, month, day)?;
+    Some(midnight as f64 + hours * 3600.0 + minutes * 60.0 + seconds)
 }
 
 #[cfg(test)]

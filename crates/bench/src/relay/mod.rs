@@ -1,7 +1,7 @@
-//! `baton bench relay`: what reading a shared prefix once is worth, from the operator alone to a server's load.
+//! `baton bench relay`: what relay attention gains, from the operator alone to a server under load.
 //!
-//! Every part has its baselines in the same run, interleaved, and gives medians. `row` and `run` make prompts and put them
-//! through the engine; the other modules are the parts, each with its table and its JSON.
+//! Every part runs its baselines interleaved in the same process and reports medians. `row` and `run` make prompts and run
+//! them; the other modules are the parts, each with its table and its JSON.
 
 mod offline;
 mod online;
@@ -100,7 +100,7 @@ fn curves_by(points: impl Iterator<Item = (String, (f64, f64))>) -> Vec<Curve> {
     curves
 }
 
-/// Runs every way in each iteration. Who goes first changes: a device that slows down as it gets warm favours nobody.
+/// Runs every mode in each iteration. The order changes, so that a device that slows down as it warms up favours no mode.
 fn interleaved<T>(
     num_iters: usize,
     mut run: impl FnMut(usize, RelayMode) -> Result<T, BenchError>,

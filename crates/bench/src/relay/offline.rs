@@ -1,4 +1,4 @@
-//! `--parts offline` and `sharegpt`: a whole workload at once, in the three ways, against the length of the shared prefix.
+//! `--parts offline` and `sharegpt`: a whole workload at once, in each of the three modes, by length of the shared prefix.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! `--parts online`: requests that come one after the other, as a Poisson process, at a few rates. How soon they are answered in
-//! the three ways, and the highest rate at which a stated latency is kept.
+//! `--parts online`: requests that arrive as a Poisson process, at several rates. Latencies in each of the three modes, and the
+//! highest rate at which a given latency is kept.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::row::RelayRow;
 use super::run::{Prompt, RelayMode, RunResult, Runs};
 use super::{RelayReport, RelaySetting, curves_by, interleaved};
 use crate::BenchError;
-use crate::random::Random;
+use crate::random::{Random, gamma};
 use crate::report::charts::{Chart, XScale, draw_scaled};
 use crate::stats::Distribution;
 
@@ -26,7 +26,7 @@ pub struct OnlineOptions {
     /// What a request must keep to count as answered in time.
     pub slo_ttft_ms: f64,
     pub slo_tpot_ms: f64,
-    /// A rate is kept if so many of its requests do.
+    /// The share of requests that must keep the limits for a rate to count as kept.
     pub slo_share: f64,
 }
 
@@ -103,7 +103,7 @@ fn arrive(prompts: &mut [Prompt], rate: f64, seed: u64) {
     let mut at_s = 0.0;
     for prompt in prompts {
         prompt.at_s = at_s;
-        at_s += random.gamma(1.0) / rate;
+        at_s += gamma(&mut random, 1.0) / rate;
     }
 }
 

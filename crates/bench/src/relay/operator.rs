@@ -1,16 +1,16 @@
 //! `--parts operator`: attention alone, without a model. Decodes of a batch over a shared prefix and a context of their own, in
-//! the three ways, planned as the engine plans them.
+//! each of the three modes, planned as the engine plans them.
 //!
-//! One device is opened for each kind of heads, with a cache that all cases fit into; a case takes the blocks it needs. It runs
-//! as many layers as it takes to read more than the processor's own cache holds, where the cache has so many.
+//! One device is opened per kind of heads, with a KV cache that fits all cases. A case runs enough layers to read more than the
+//! processor's caches hold, if the KV cache has that many.
 
 use std::fmt::Write;
 
-use baton_backend::testing::{List, Op, Random};
+use baton_backend::testing::Random;
 use baton_backend::{
     Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, BufferId, CutOptions,
-    DeviceInfo, Embed, KvDtype, KvLayerSpec, KvSpec, Qkv, SequenceQueries, SharedPrefixes, StepInput,
-    StepLimits, Tensor, WeightUse,
+    DeviceInfo, Embed, KvDtype, KvLayerSpec, KvSpec, NormSpan, Op, Program, ProgramId, Qkv, SequenceQueries,
+    SharedPrefixes, StepInput, StepLimits, Tensor, WeightUse,
 };
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -188,8 +188,8 @@ impl Device {
         let [num_heads, num_kv_heads, head_dim] = heads.shape;
         let info = backend.device();
         let (cache_bytes, num_layers) = options.cache();
-        let layers = vec![KvLayerSpec { num_kv_heads, head_dim }; num_layers];
-        let spec = KvSpec { layers, dtype: options.kv_dtype, block_size: info.block_size };
+        let layer = KvLayerSpec { num_kv_heads, head_dim };
+        let spec = KvSpec::full(layer, num_layers, options.kv_dtype, info.block_size);
         backend.check_kv_spec(&spec)?;
         let most = |values: &[usize]| values.iter().copied().max().unwrap_or(1);
         let (shared, own, batch) = (most(&options.shared), most(&options.own), most(&options.batches));
@@ -221,16 +221,29 @@ impl Device {
         let embed = Embed { weight: table, scale: 1.0, output: input };
         let qkv = |layer| {
             let (norm, bias, q_norm, k_norm, rope) = (None, None, None, None, None);
-            Op::Qkv(Qkv { input, norm, weight, bias, q_norm, k_norm, rope, num_heads, layer, output: query })
+            Op::Qkv(Qkv {
+                input,
+                norm,
+                weight,
+                bias,
+                q_norm,
+                k_norm,
+                norm_span: NormSpan::Head,
+                rope,
+                num_heads,
+                layer,
+                output: query,
+            })
         };
-        let fill = List([Op::Embed(embed)].into_iter().chain((0..num_layers).map(qkv)).collect());
+        let fill = Program::new([Op::Embed(embed)].into_iter().chain((0..num_layers).map(qkv)).collect());
+        let fill = backend.compile(&fill)?;
         let mut device = Self { backend, info, heads, spec, num_blocks, embed, query, output };
-        device.fill(&fill)?;
+        device.fill(fill)?;
         Ok(device)
     }
 
     /// Writes keys and values into every block: what a device reads may change how fast it is.
-    fn fill(&mut self, program: &List) -> Result<(), BackendError> {
+    fn fill(&mut self, program: ProgramId) -> Result<(), BackendError> {
         let num_slots = self.num_blocks * self.spec.block_size;
         for first in (0..num_slots).step_by(FILL) {
             let slots = first as u32..num_slots.min(first + FILL) as u32;
@@ -255,12 +268,12 @@ impl Device {
             (self.spec.bytes_per_token() / self.spec.layers.len()) * (case.shared + case.batch * case.own);
         let num_layers = options.sizes.cache_bytes() / layer_bytes.max(1);
         let num_layers = num_layers.clamp(1, self.spec.layers.len());
-        let program = self.program(num_layers);
+        let program = self.program(num_layers)?;
         let mut times = [const { Vec::new() }; 3];
         for iteration in 0..WARM_UP + options.num_iters {
             for (step, times) in steps.iter().zip(&mut times) {
                 let Some(step) = step else { continue };
-                let seconds = step_seconds(&mut *self.backend, step, &program)?;
+                let seconds = step_seconds(&mut *self.backend, step, program)?;
                 if iteration >= WARM_UP {
                     times.push(seconds / num_layers as f64);
                 }
@@ -275,7 +288,7 @@ impl Device {
         Ok(Some(CaseResult { case, figures }))
     }
 
-    fn program(&self, num_layers: usize) -> List {
+    fn program(&mut self, num_layers: usize) -> Result<ProgramId, BackendError> {
         let [num_heads, _, head_dim] = self.heads.shape;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let attention = |layer| {
@@ -283,7 +296,8 @@ impl Device {
             let (query, output) = (self.query, self.output);
             Op::Attention(Attention { layer, plan, window, num_heads, scale, softcap, alibi, query, output })
         };
-        List([Op::Embed(self.embed)].into_iter().chain((0..num_layers).map(attention)).collect())
+        let ops = [Op::Embed(self.embed)].into_iter().chain((0..num_layers).map(attention));
+        self.backend.compile(&Program::new(ops.collect()))
     }
 
     /// The last token of every request; none where the blocks do not suffice.

@@ -1,4 +1,4 @@
-//! A row of `baton bench relay --parts rows`: how many requests share what, written in one word.
+//! A row of `baton bench relay --parts rows`, as written on the command line: how many requests share how many tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::random::Random;
 /// The most requests of a row.
 const MAX_REQUESTS: usize = 65_536;
 
-/// One level of the tree of prefixes: under each node of the level above, so many nodes of so many tokens.
+/// One level of the tree of prefixes: how many nodes under each node of the level above, and how many tokens each has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLevel {
     pub count: usize,

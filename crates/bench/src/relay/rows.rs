@@ -1,4 +1,4 @@
-//! `--parts rows`: a workload with relay attention off and on, again and again in turn, in one engine.
+//! `--parts rows`: a workload with relay attention off and on, interleaved, in one engine.
 
 use std::fmt::Write;
 
@@ -69,7 +69,7 @@ pub(super) fn measure(
         let mut result = RowResult { row: row.clone(), runs: [Vec::new(), Vec::new()], num_equal: 0 };
         for iteration in 1..=setting.num_iters {
             let prompts = prompts(iteration);
-            // Who goes first changes: a device that slows down as it gets warm favours nobody.
+            // The order changes, so that a device that slows down as it warms up favours no mode.
             let mut order = [0, 1];
             order.rotate_left(iteration % 2);
             let mut outputs = [Vec::new(), Vec::new()];

@@ -1,7 +1,7 @@
-//! Some prompts through the engine in one of three ways, and what was measured of them.
+//! Runs prompts through the engine in one of three modes and measures them.
 //!
-//! The ways differ by switches of one engine in one process, so that runs can be interleaved: with a salt of its own a
-//! request finds nothing in the prefix cache, and relay attention is switched before the run.
+//! All modes use the same engine, so that runs can be interleaved: a request with its own cache salt finds nothing in the
+//! prefix cache, and relay attention is switched on or off before the run.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl RelayMode {
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
     pub(crate) token_ids: Vec<TokenId>,
-    /// The first so many tokens are a prefix that other prompts have too. It is cached before the run begins.
+    /// How many of the first tokens are a prefix that other prompts have too. It is cached before the run begins.
     pub(crate) num_shared: usize,
     pub(crate) output_len: usize,
     /// When it comes, from the beginning of the run.

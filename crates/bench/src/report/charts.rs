@@ -1,4 +1,4 @@
-//! Which charts there are, and how values become places: axes, ticks, curves, legends.
+//! The charts, and how values become positions: axes, ticks, curves, legends.
 
 use super::results::RunResult;
 use super::scene::{Anchor, Colour, Scene, Shape};

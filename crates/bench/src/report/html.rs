@@ -1,4 +1,4 @@
-//! The page: a table, the charts, and a script of a few lines for tips and sorting. It loads nothing.
+//! The HTML page: a table, the charts, and a short script for tooltips and sorting. It loads no other file.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! A drawing as PNG. Lines are painted with tiny-skia, words with glyphs that are bitmaps in the program itself, so that
-//! no font need be installed.
+//! Paints a scene as PNG: lines with tiny-skia, text with bitmap glyphs that are part of the binary, so that no font has to be
+//! installed.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 use tiny_skia::{
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(dark_pixels(&scene), 120);
         scene.text((30.0, 25.0), "ab é", [0, 0, 0], Anchor::Middle);
         assert!(dark_pixels(&scene) > 140);
-        // Beyond the border is no error.
+        // Pixels beyond the border are not an error.
         scene.text((-20.0, 500.0), "outside", [0, 0, 0], Anchor::End);
         scene.line(vec![(5.0, 5.0)], [0, 0, 0], 1.0);
         assert!(paint(&scene).is_ok());

@@ -1,4 +1,4 @@
-//! Result files as far as a report needs them.
+//! The parts of result files that a report needs.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A drawing: lines, dots and words with colours, in pixels from the top left corner.
+//! A scene of coloured lines, dots and texts, in pixels from the top left corner.
 
 /// Red, green, blue.
 pub type Colour = [u8; 3];

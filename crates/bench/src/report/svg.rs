@@ -1,4 +1,4 @@
-//! A drawing as SVG, to stand inside a page.
+//! Writes a scene as SVG for the HTML page.
 
 use std::fmt::Write;
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
+use baton::GenerationConfig;
 use baton_core::{Request, SamplingParams, TokenId};
+use baton_hub::{RepoName, catalogue};
 
 use crate::args::CompleteArgs;
 use crate::errors::hinted;
@@ -14,27 +16,33 @@ use crate::report::{Asked, CompletionReport, timing_report};
 use crate::sampling_args::parse_token_ids;
 use crate::session::{Message, Session, TextModel};
 
-/// Reproducible unless asked otherwise, and long enough to see something.
+/// Where neither a flag nor the model says otherwise: reproducible, and long enough to see something.
 const DEFAULT_TEMPERATURE: f32 = 0.0;
 const DEFAULT_MAX_TOKENS: u32 = 128;
 
 pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
     // What is wrong with the flags is said before a model is loaded.
-    let prompts = Prompts::read(args)?;
+    args.engine.refuse_synthetic()?;
+    let text = args.model.as_deref().filter(|given| is_text(args, given));
+    let model = args.model.as_deref().filter(|_| text.is_none());
+    let prompts = Prompts::read(args, text)?;
+    let neutral = args.engine.generation_config == GenerationConfig::Neutral;
     let defaults = SamplingParams {
-        temperature: DEFAULT_TEMPERATURE,
+        temperature: if neutral { 1.0 } else { DEFAULT_TEMPERATURE },
         max_tokens: Some(DEFAULT_MAX_TOKENS),
         ..SamplingParams::default()
     };
-    let params = SamplingParams {
-        structured_outputs: args.structured.wish()?,
-        ..args.sampling.apply(&defaults, args.engine.seed)
-    };
-    params.validate(u32::MAX)?;
+    let wish = args.structured.wish()?;
+    args.sampling.apply(&defaults, args.engine.seed).validate(u32::MAX)?;
 
-    let mut session = Session::open(args.model.as_deref(), &args.engine)?;
+    let mut session = Session::open(model, &args.engine)?;
+    let params = SamplingParams {
+        structured_outputs: wish,
+        ..args.sampling.apply(&session.sampling.over(defaults), args.engine.seed)
+    };
     if args.verbose {
         eprintln!("{}", session.engine.memory_plan());
+        eprintln!("sampling defaults: {}", session.sampling);
     }
     let prompts = prompts.encode(args, &session.text)?;
     let vocab_size = session.engine.model_config().vocab_size;
@@ -82,6 +90,16 @@ pub fn run(args: &CompleteArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// `baton complete "some text"`: what is given in the place of the model is no model, but what is to be continued.
+fn is_text(args: &CompleteArgs, given: &str) -> bool {
+    args.prompt.is_empty()
+        && args.prompt_token_ids.is_empty()
+        && !std::path::Path::new(given).exists()
+        && catalogue::find(given).is_none()
+        && !RepoName::looks_like(given)
+        && given.contains(char::is_whitespace)
+}
+
 /// What is to be continued, before there is a tokenizer.
 #[derive(Debug)]
 struct Prompts {
@@ -90,7 +108,10 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn read(args: &CompleteArgs) -> Result<Self> {
+    fn read(args: &CompleteArgs, text: Option<&str>) -> Result<Self> {
+        if let Some(text) = text {
+            return Ok(Self { texts: vec![text.to_owned()], token_ids: Vec::new() });
+        }
         if args.prompt.is_empty() && args.prompt_token_ids.is_empty() {
             return Err(hinted(
                 "there is nothing to continue",
@@ -121,8 +142,8 @@ impl Prompts {
         let mut prompts = Vec::with_capacity(self.texts.len() + self.token_ids.len());
         for prompt in self.texts {
             let token_ids = if args.chat {
-                let system = args.system.iter().map(|system| Message::new("system", system.clone()));
-                let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
+                let system = args.system.iter().map(|system| Message::system(system.clone()));
+                let messages: Vec<Message> = system.chain([Message::user(prompt)]).collect();
                 text.encode_chat(&messages)?
             } else {
                 text.encode(&prompt)?

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
+use baton_backend::OpRow;
 use baton_core::TokenId;
 use baton_model::{
     Architecture, GgufArray, GgufFile, GgufValue, LoadFormat, ModelConfig, ModelFiles, RopeConfig,
@@ -13,8 +14,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::model_path;
-use crate::session::{unsupported_dtypes, unsupported_warning};
+use crate::commands::program::Listing;
+use crate::session::{self, unsupported_dtypes, unsupported_warning};
 use crate::size::{grouped, show};
 use crate::table::{Align, Table};
 
@@ -24,9 +25,15 @@ const SHOWN_ELEMENTS: usize = 6;
 const SHOWN_CHARS: usize = 72;
 
 pub fn run(args: &InspectArgs, out: &mut dyn Write) -> Result<()> {
-    let found = model_path::resolve(args.model.as_deref())?;
+    let found = session::locate(args.model.as_deref())?;
     let files = ModelFiles::open(&found.path, LoadFormat::Auto)?;
-    let inspection = Inspection::new(found.name, &files, args.tensors)?;
+    let program = args.program.map(|format| Ok::<_, anyhow::Error>((format, Listing::new(&files)?)));
+    let program = program.transpose()?;
+    if let Some((format, program)) = program.as_ref().filter(|_| !args.json) {
+        return program.print(*format, out);
+    }
+    let mut inspection = Inspection::new(found.name, &files, args.tensors)?;
+    inspection.program = program.map(|(_, program)| program.rows());
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&inspection)?)?;
     } else {
@@ -44,6 +51,9 @@ struct Inspection {
     architecture: Architecture,
     num_parameters: u64,
     num_tensors: usize,
+    /// How linear layers are quantised, where the configuration says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<String>,
     /// 0 where there is a configuration only.
     weight_bytes: u64,
     dtypes: BTreeMap<String, DtypeShare>,
@@ -55,6 +65,8 @@ struct Inspection {
     metadata: Option<BTreeMap<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<Vec<OpRow>>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -123,6 +135,7 @@ impl Inspection {
             architecture: files.config().architecture,
             num_parameters: baton_model::num_parameters(files.config()),
             num_tensors: source.num_tensors,
+            quantization: files.config().quantization.as_ref().map(ToString::to_string),
             weight_bytes: source.total_bytes,
             dtypes,
             unsupported_dtypes: unsupported_dtypes(files),
@@ -131,6 +144,7 @@ impl Inspection {
             chat_template: files.chat_template()?.is_some(),
             metadata,
             tensors: with_tensors.then_some(tensors),
+            program: None,
         })
     }
 
@@ -204,6 +218,9 @@ impl Inspection {
         table.row(["architecture", &format!("{:?}", self.architecture)]);
         table.row(["parameters", &grouped(self.num_parameters)]);
         table.row(["weights", &weights]);
+        if let Some(quantization) = &self.quantization {
+            table.row(["quantization", quantization]);
+        }
         table.row(["context", &format!("{} tokens", grouped(config.max_model_len as u64))]);
         table.row(["layers", &config.num_layers.to_string()]);
         table.row([
@@ -212,7 +229,8 @@ impl Inspection {
         ]);
         table.row(["heads", &heads]);
         table.row(["attention", &windows.collect::<Vec<_>>().join(", ")]);
-        table.row(["rope", &ropes.collect::<Vec<_>>().join("; ")]);
+        let ropes = ropes.collect::<Vec<_>>().join("; ");
+        table.row(["rope", if ropes.is_empty() { "none: positions are learned" } else { &ropes }]);
         table.row([
             "vocabulary",
             &format!("{}, begin {begin}, end {ends}", grouped(config.vocab_size as u64)),
@@ -281,7 +299,7 @@ fn other_tensors(files: &ModelFiles) -> Vec<TensorReport> {
             } else {
                 vec![tensor.rows() as u64, tensor.cols() as u64]
             },
-            bytes: tensor.bytes().len() as u64,
+            bytes: tensor.num_bytes() as u64,
             name,
         },
         _ => TensorReport { name, dtype: "unsupported".to_owned(), shape: Vec::new(), bytes: 0 },

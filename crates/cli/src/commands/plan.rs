@@ -7,14 +7,16 @@ use anyhow::Result;
 use baton_backend::{Backend, KvDtype, StepLimits, StepMemory, WeightFormat};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::{EngineConfig, MemoryPlan, MemoryRequest};
-use baton_model::{Decoder, ModelConfig};
+use baton_model::{Decoder, ModelConfig, joint_kv_spec};
 use serde::Serialize;
 
 use crate::args::PlanArgs;
 use crate::devices;
-use crate::engine_args::{gpu_steps, kv_dtype, parse_dtype};
+use baton::gpu_steps;
+
+use crate::engine_args::{kv_dtype, parse_dtype};
 use crate::errors::hinted;
-use crate::session::{open_config, unsupported_warning};
+use crate::session::{OpenedConfig, open_config, unsupported_warning};
 use crate::size::{grouped, show};
 use crate::table::{Align, Table};
 
@@ -27,11 +29,15 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<()> {
     let mut weight_bytes = opened.weight_bytes;
     if let Some(format) = parse_dtype(&args.dtype)? {
         config.dtype = format;
+        config.quantization = None;
         weight_bytes = None;
     }
-    let weight_bytes = weight_bytes.unwrap_or_else(|| baton_model::weight_bytes(&config));
     let device = Device::find(args)?;
-    let mut report = calculate(args, &opened.name, &config, weight_bytes, &device)?;
+    let weight_bytes = weight_bytes.map(|bytes| if device.is_gpu { bytes.gpu } else { bytes.cpu });
+    let weight_bytes = weight_bytes.unwrap_or_else(|| baton_model::weight_bytes(&config));
+    let draft = args.speculative_config.as_ref().and_then(|config| config.draft_model());
+    let draft = draft.map(|model| Draft::open(model, &device)).transpose()?;
+    let mut report = calculate(args, &opened.name, &config, weight_bytes, draft.as_ref(), &device)?;
     // With another --dtype the plan is for other weights than the file's.
     if args.dtype == "auto" {
         report.unsupported_dtypes = opened.unsupported_dtypes;
@@ -101,6 +107,22 @@ impl Device {
     }
 }
 
+/// The model that drafts, as far as its memory goes.
+struct Draft {
+    name: String,
+    config: ModelConfig,
+    weight_bytes: u64,
+}
+
+impl Draft {
+    fn open(model: &str, device: &Device) -> Result<Self> {
+        let OpenedConfig { name, config, weight_bytes, .. } = open_config(Some(model))?;
+        let weight_bytes = weight_bytes.map(|bytes| if device.is_gpu { bytes.gpu } else { bytes.cpu });
+        let weight_bytes = weight_bytes.unwrap_or_else(|| baton_model::weight_bytes(&config));
+        Ok(Self { name, config, weight_bytes })
+    }
+}
+
 /// What is printed, and the shape of `--json`. All sizes are bytes.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -108,11 +130,17 @@ struct Report {
     architecture: baton_model::Architecture,
     num_parameters: u64,
     dtype: WeightFormat,
+    /// How linear layers are quantised, where the configuration says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<String>,
     device: String,
     device_memory_bytes: u64,
     gpu_memory_utilization: f64,
     usable_bytes: u64,
+    /// Of the draft model too, where there is one.
     weight_bytes: u64,
+    draft_model: Option<String>,
+    draft_weight_bytes: u64,
     /// Types of the file's tensors that no backend computes with: it cannot run.
     unsupported_dtypes: Vec<String>,
     workspace_bytes: u64,
@@ -137,13 +165,16 @@ struct Report {
 struct Fit {
     context: usize,
     count: usize,
+    /// Of one sequence; windows keep less than the whole of it.
+    kv_bytes: u64,
 }
 
 fn calculate(
     args: &PlanArgs,
     name: &str,
     config: &ModelConfig,
-    weight_bytes: u64,
+    target_weight_bytes: u64,
+    draft: Option<&Draft>,
     device: &Device,
 ) -> Result<Report> {
     let defaults = EngineConfig::default();
@@ -159,16 +190,29 @@ fn calculate(
         block_size: args.block_size,
         kv_dtype: kv_dtype(args.kv_cache_dtype, defaults.kv_dtype),
         gpu_memory_utilization: args.gpu_memory_utilization,
+        speculative: args.speculative_config.clone(),
         ..defaults
     };
     engine.validate()?;
-    let max_model_len = config.resolve_max_model_len(args.max_model_len)?;
+    let max_model_len = config.resolve_max_model_len(args.max_model_len.0)?;
     let limits = engine.step_limits(max_model_len, config.vocab_size);
     let block_size = engine.block_size.unwrap_or(device.block_size);
-    let spec = config.kv_spec(engine.kv_dtype, block_size);
+    let models: Vec<&ModelConfig> = [config].into_iter().chain(draft.map(|draft| &draft.config)).collect();
+    let spec = joint_kv_spec(&models, engine.kv_dtype, block_size);
+    let draft_weight_bytes = draft.map_or(0, |draft| draft.weight_bytes);
+    let weight_bytes = target_weight_bytes.saturating_add(draft_weight_bytes);
     let usable_bytes = (device.free_bytes as f64 * args.gpu_memory_utilization) as u64;
-    let buffer_bytes = Decoder::buffer_bytes(config, &limits, device.activation_bytes);
-    let steps = if device.is_gpu { gpu_step_memory(config, &limits) } else { StepMemory::default() };
+    let buffer_bytes = models.iter().fold(0_u64, |sum, model| {
+        let limits = StepLimits { vocab_size: model.vocab_size, ..limits };
+        sum.saturating_add(Decoder::buffer_bytes(model, &limits, device.activation_bytes))
+    });
+    let mut steps = StepMemory::default();
+    for model in models.iter().filter(|_| device.is_gpu) {
+        // Both share the workspace; each has its recorded steps.
+        let own = gpu_step_memory(model, &limits);
+        steps.workspace_bytes = steps.workspace_bytes.max(own.workspace_bytes);
+        steps.graph_bytes = steps.graph_bytes.saturating_add(own.graph_bytes);
+    }
     let workspace_bytes = buffer_bytes.saturating_add(steps.workspace_bytes);
     let mut request = MemoryRequest {
         device: device.description.clone(),
@@ -182,12 +226,13 @@ fn calculate(
         swap_space: 0,
         // One block, so that the plan is made even where the longest sequence does not fit; `fits` says so.
         max_model_len: 1,
+        may_shrink: false,
         max_num_seqs: engine.max_num_seqs,
+        max_run: engine.max_num_batched_tokens,
     };
     // All that is left, not only what a full batch would use: the question is what fits.
     request.kv_cache_memory = Some(request.kv_budget_bytes());
     let plan = MemoryPlan::new(&request, &spec).ok();
-    let kv_tokens = plan.as_ref().map_or(0, MemoryPlan::kv_tokens);
     let mut contexts: Vec<usize> = args.context.iter().copied().filter(|&len| len > 0).collect();
     if contexts.is_empty() {
         contexts.extend(USUAL_CONTEXTS.iter().filter(|&&len| len < max_model_len));
@@ -196,16 +241,24 @@ fn calculate(
     contexts.sort_unstable();
     contexts.dedup();
     let count = |context| plan.as_ref().map_or(0, |plan| plan.sequences_of(context));
+    let kv_bytes = |context| plan.as_ref().map_or(0, |plan| plan.sequence_bytes(context));
+    let kv_tokens = match plan.as_ref() {
+        Some(plan) if plan.groups.len() == 1 => plan.kv_tokens(),
+        _ => count(max_model_len).saturating_mul(max_model_len),
+    };
     Ok(Report {
         model: name.to_owned(),
         architecture: config.architecture,
         num_parameters: baton_model::num_parameters(config),
         dtype: config.dtype,
+        quantization: config.quantization.as_ref().map(ToString::to_string),
         device: device.description.clone(),
         device_memory_bytes: device.memory_bytes,
         gpu_memory_utilization: args.gpu_memory_utilization,
         usable_bytes,
         weight_bytes,
+        draft_model: draft.map(|draft| draft.name.clone()),
+        draft_weight_bytes,
         unsupported_dtypes: Vec::new(),
         workspace_bytes,
         graph_bytes: steps.graph_bytes,
@@ -220,7 +273,10 @@ fn calculate(
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
         fits: count(max_model_len) > 0,
-        sequences: contexts.into_iter().map(|context| Fit { context, count: count(context) }).collect(),
+        sequences: contexts
+            .into_iter()
+            .map(|context| Fit { context, count: count(context), kv_bytes: kv_bytes(context) })
+            .collect(),
     })
 }
 
@@ -254,7 +310,15 @@ impl Report {
                 "one sequence of {} tokens does not fit: the KV cache holds {}",
                 self.max_model_len, self.kv_tokens
             ),
-            format!("lower --max-model-len to {}, or take a smaller --kv-cache-dtype", self.kv_tokens),
+            if self.kv_is_capped {
+                format!(
+                    "`baton serve` takes {} unless --kv-cache-memory gives the cache more of this machine's memory; a smaller \
+                     --kv-cache-dtype helps too",
+                    self.kv_tokens
+                )
+            } else {
+                format!("lower --max-model-len to {}, or take a smaller --kv-cache-dtype", self.kv_tokens)
+            },
         ))
     }
 }
@@ -262,11 +326,12 @@ impl Report {
 fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
-        "{}: {:?}, {} parameters, {}",
+        "{}: {:?}, {} parameters, {}{}",
         report.model,
         report.architecture,
         grouped(report.num_parameters),
-        report.dtype
+        report.dtype,
+        report.quantization.as_ref().map_or(String::new(), |how| format!(", {how}"))
     )?;
     writeln!(out, "on {}\n", report.device)?;
     let mut table = Table::new(&[Align::Left, Align::Right, Align::Left]);
@@ -275,24 +340,29 @@ fn print(report: &Report, out: &mut dyn Write) -> Result<()> {
         report.gpu_memory_utilization * 100.0,
         show(report.device_memory_bytes)
     );
-    let step = format!("{} tokens, {} sequences a step", report.max_num_batched_tokens, report.max_num_seqs);
-    let capped = if report.kv_is_capped { "; --kv-cache-memory takes more" } else { "" };
+    let step =
+        format!("{} tokens, {} sequences per step", report.max_num_batched_tokens, report.max_num_seqs);
+    let capped = if report.kv_is_capped { "; more with --kv-cache-memory" } else { "" };
     let kv = format!("{} blocks of {} tokens{capped}", grouped(report.num_blocks as u64), report.block_size);
     let token = format!("{:?}, {} bytes", report.kv_cache_dtype, grouped(report.kv_bytes_per_token));
     table.row(["usable", &show(report.usable_bytes), &share]);
-    table.row(["weights", &show(report.weight_bytes), ""]);
+    let with_draft = report
+        .draft_model
+        .as_ref()
+        .map(|draft| format!("{} of them the draft model's, {draft}", show(report.draft_weight_bytes)));
+    table.row(["weights", &show(report.weight_bytes), with_draft.as_deref().unwrap_or("")]);
     table.row(["workspace", &show(report.workspace_bytes), &step]);
     if report.graph_bytes > 0 {
         table.row(["graphs", &show(report.graph_bytes), ""]);
     }
     table.row(["KV cache", &show(report.kv_cache_bytes), &kv]);
-    table.row(["KV a token", &show(report.kv_bytes_per_token), &token]);
+    table.row(["KV per token", &show(report.kv_bytes_per_token), &token]);
     table.row(["KV tokens", &grouped(report.kv_tokens as u64), ""]);
     writeln!(out, "{table}")?;
-    let mut table = Table::new(&[Align::Right, Align::Right]);
-    table.row(["CONTEXT", "SEQUENCES AT ONCE"]);
+    let mut table = Table::new(&[Align::Right, Align::Right, Align::Right]);
+    table.row(["CONTEXT", "SEQUENCES AT ONCE", "KV EACH"]);
     for fit in &report.sequences {
-        table.row([&grouped(fit.context as u64), &grouped(fit.count as u64)]);
+        table.row([&grouped(fit.context as u64), &grouped(fit.count as u64), &show(fit.kv_bytes)]);
     }
     write!(out, "{table}")?;
     if let Some(warning) = unsupported_warning(&report.unsupported_dtypes) {

@@ -12,19 +12,30 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use baton_core::SamplingParams;
 use baton_engine::EngineConfig;
+use baton_events::{EventHub, KvEventsConfig, Publisher};
+use baton_graph::{GraphConfig, GraphEngine, GraphModel, GraphService};
 use baton_serve::{
-    ModelText, PublicContent, PublicPrefix, Reserved, ServeError, ServedModel, Server, ServerConfig,
-    SystemPrompt, TlsFiles,
+    GraphServing, ModelText, PublicContent, PublicPrefix, Reserved, ServeError, ServedModel, Server,
+    ServerConfig, SystemPrompt, TlsFiles,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::commands::graph::open_device;
+#[cfg(feature = "grpc")]
+use crate::commands::grpc;
 use crate::engine_args::EngineArgs;
 use crate::errors::{CONTAINED_HTTP_THREAD, WithHint, hinted};
+use crate::graph_args::GraphServeArgs;
 use crate::log::{self, Log};
+use crate::model_dir;
 use crate::serve_args::{LogFormat, ServeArgs};
-use crate::session::{Session, with_generation_defaults};
+use crate::session::{AnySession, EncoderSession, Session};
+
+/// News of the prefix cache between two steps; more become one that clears the reader's view.
+const MAX_STEP_EVENTS: usize = 1 << 16;
 
 pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
+    args.engine.refuse_synthetic()?;
     let mut config = server_config(args)?;
     // What is wrong with a file is said before a model is loaded.
     let profile = args.log.profile.as_ref().map(|path| {
@@ -39,11 +50,36 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         }
         reserved => reserved?,
     };
-    let session = Session::open(args.model.as_deref(), &engine_args(args))?;
-    tracing::info!("{}", session.engine.memory_plan());
-    let load_s = session.load_s;
-    let model = served_model(args, session, profile);
+    config.graph = graph_serving(&args.graph)?;
+    let engine = engine_args(args);
+    let chosen = model_dir::choose(args.model.as_deref(), &args.models, &engine)?;
+    config.more_models = chosen.more;
+    let events = kv_events(args);
+    let mut hub = None;
+    let (model, load_s) = match AnySession::open(chosen.model.as_deref(), &engine)? {
+        AnySession::Decoder(session) => {
+            tracing::info!("{}", session.engine.memory_plan());
+            tracing::info!("sampling defaults: {}", session.sampling);
+            let load_s = session.load_s;
+            let transfer = session.transfer.clone();
+            config.kv_transfer = transfer.as_ref().map(|transfer| transfer.address());
+            let group = session.engine.full_kv_group();
+            hub = kv_events(args).map(|config| Arc::new(EventHub::new(config.buffer_steps, group)));
+            let model = served_model(args, *session, chosen.name, profile, hub.clone());
+            if let Some(transfer) = &transfer {
+                transfer.set_engine(model.engine().clone());
+                tracing::info!("KV is handed over on {}", transfer.address());
+            }
+            (model, load_s)
+        }
+        AnySession::Encoder(session) => {
+            let load_s = session.load_s;
+            (served_encoder(args, *session, chosen.name), load_s)
+        }
+    };
     let name = model.name().to_owned();
+    #[cfg(feature = "grpc")]
+    let model_id = engine.tokenizer.clone().or(chosen.model).unwrap_or_else(|| name.clone());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name(CONTAINED_HTTP_THREAD)
         .enable_all()
@@ -51,16 +87,39 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         .context("the server's threads could not be started")?;
     let served = runtime.block_on(async {
         let server = Server::listen(reserved, model, config).await?;
+        if let Some((config, hub)) = events.filter(|config| config.uses_zmq()).zip(hub) {
+            publish_kv_events(config, hub).await?;
+        }
+        #[cfg(feature = "grpc")]
+        let grpc = grpc::start(args, &server, model_id, kv_events(args)).await?;
         let stop = stop_signal()?;
         // Whoever started the server may have closed its stdout; that is no reason not to serve.
         let _ = announce(out, &name, server.address(), load_s, args);
         server.run(stop).await?;
+        #[cfg(feature = "grpc")]
+        if let Some(grpc) = grpc {
+            grpc.finish().await;
+        }
         Ok(())
     });
     // A connection that does not want to end must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
     served
+}
+
+/// The graph engine on a thread of its own, where a graph model is served.
+fn graph_serving(args: &GraphServeArgs) -> Result<Option<GraphServing>> {
+    let Some(path) = &args.graph_model else { return Ok(None) };
+    let model = GraphModel::open(path, None)?;
+    let config = GraphConfig { max_waiting: args.max_graph_requests, ..args.engine.config() };
+    let engine = GraphEngine::new(model, open_device(&args.engine)?, config)?;
+    tracing::info!(model = engine.model().name(), device = engine.device().description, "serving graphs");
+    let (service, _) =
+        GraphService::start(engine).context("the graph engine's thread could not be started")?;
+    let max_bytes = usize::try_from(args.max_graph_memory).context("--max-graph-memory")?;
+    let (max_graphs, max_requests) = (args.max_graphs, args.max_graph_requests);
+    Ok(Some(GraphServing { service, max_graphs, max_bytes, max_requests }))
 }
 
 /// With several keys, one may have half of the queue unless it is said otherwise.
@@ -70,7 +129,25 @@ fn engine_args(args: &ServeArgs) -> EngineArgs {
         let all = engine.max_num_queued_reqs.unwrap_or(EngineConfig::default().max_num_queued_reqs);
         engine.max_num_queued_reqs_per_key.get_or_insert(all.div_ceil(2));
     }
+    if kv_events(args).is_some() {
+        engine.kv_event_capacity = MAX_STEP_EVENTS;
+    }
     engine
+}
+
+/// The settings, where events are asked for.
+fn kv_events(args: &ServeArgs) -> Option<&KvEventsConfig> {
+    args.listen.kv_events_config.as_ref().filter(|config| config.enable_kv_cache_events)
+}
+
+async fn publish_kv_events(config: &KvEventsConfig, hub: Arc<EventHub>) -> Result<()> {
+    let publisher = Publisher::bind(config)
+        .await
+        .with_hint(|| "choose another endpoint in --kv-events-config, or publisher null".to_owned())?;
+    let replay = publisher.replay_endpoint.as_deref().unwrap_or("none");
+    tracing::info!(endpoint = publisher.endpoint, replay, topic = config.topic, "publishing KV events");
+    tokio::spawn(publisher.run(hub));
+    Ok(())
 }
 
 fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
@@ -117,11 +194,11 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         compile_timeout: Duration::from_secs_f64(args.listen.compile_timeout),
         shutdown_timeout: Duration::from_secs_f64(args.listen.shutdown_timeout),
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
-        tool_call_parser: args.speech.tool_call_parser,
-        reasoning_parser: args.speech.reasoning_parser,
-        max_stored_responses: args.speech.max_stored_responses,
-        max_stored_bytes: usize::try_from(args.speech.max_stored_size).context("--max-stored-size")?,
-        stored_response_ttl: Duration::from_secs_f64(args.speech.stored_response_ttl),
+        tool_call_parser: args.chat_format.tool_call_parser,
+        reasoning_parser: args.chat_format.reasoning_parser,
+        max_stored_responses: args.chat_format.max_stored_responses,
+        max_stored_bytes: usize::try_from(args.chat_format.max_stored_size).context("--max-stored-size")?,
+        stored_response_ttl: Duration::from_secs_f64(args.chat_format.stored_response_ttl),
         ..ServerConfig::default()
     })
 }
@@ -165,20 +242,60 @@ fn system_prompt(flag: &Path, names: &[String]) -> Result<SystemPrompt> {
     Ok(SystemPrompt { file, model, text })
 }
 
-fn served_model(args: &ServeArgs, session: Session, profile: Option<File>) -> ServedModel {
-    let Session { engine, text, .. } = session;
+fn served_model(
+    args: &ServeArgs,
+    session: Session,
+    name: Option<String>,
+    profile: Option<File>,
+    kv_events: Option<Arc<EventHub>>,
+) -> ServedModel {
     let mut names = args.listen.served_model_name.clone();
     if names.is_empty() {
-        names.push(text.name.clone());
+        names.push(name.unwrap_or_else(|| session.text.name.clone()));
     }
-    let default_sampling = with_generation_defaults(SamplingParams::default(), &text.generation);
+    start_model(session, names, profile, kv_events)
+}
+
+/// Starts the engine of a model that was opened.
+pub fn start_model(
+    session: Session,
+    names: Vec<String>,
+    profile: Option<File>,
+    kv_events: Option<Arc<EventHub>>,
+) -> ServedModel {
+    let Session { engine, text, sampling, .. } = session;
+    let default_sampling = sampling.over(SamplingParams::default());
+    let sampling_source = sampling.source.clone();
     let (tokenizer, chat_template, eos_token_ids) = text.into_parts();
-    let text = ModelText { tokenizer, chat_template, eos_token_ids, default_sampling };
-    ServedModel::start(engine, text, names, profile.map(|file| Box::new(file) as Box<dyn Write + Send>))
+    let text = ModelText { tokenizer, chat_template, eos_token_ids, default_sampling, sampling_source };
+    let profile = profile.map(|file| Box::new(file) as Box<dyn Write + Send>);
+    ServedModel::start_with_events(engine, text, names, profile, kv_events)
+}
+
+fn served_encoder(args: &ServeArgs, session: EncoderSession, name: Option<String>) -> ServedModel {
+    let mut names = args.listen.served_model_name.clone();
+    if names.is_empty() {
+        names.push(name.unwrap_or_else(|| session.text.name.clone()));
+    }
+    start_encoder(session, names)
+}
+
+/// Starts the engine of an encoder that was opened.
+pub fn start_encoder(session: EncoderSession, names: Vec<String>) -> ServedModel {
+    let EncoderSession { engine, text, .. } = session;
+    let (tokenizer, chat_template, eos_token_ids) = text.into_parts();
+    let text = ModelText {
+        tokenizer,
+        chat_template,
+        eos_token_ids,
+        default_sampling: SamplingParams::default(),
+        sampling_source: String::new(),
+    };
+    ServedModel::start_encoder(engine, text, names)
 }
 
 /// Ready at the first SIGTERM or SIGINT; a second one ends the process at once.
-fn stop_signal() -> Result<impl Future<Output = ()>> {
+pub fn stop_signal() -> Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be handled")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be handled")?;
     Ok(async move {

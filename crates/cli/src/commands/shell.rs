@@ -6,8 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use clap_complete::Shell;
 
-use crate::cache;
-
 pub fn completions(shell: Shell, mut command: clap::Command, out: &mut dyn Write) -> Result<()> {
     // The generator panics where its writer fails, so it writes to memory, which does not.
     let mut script = Vec::new();
@@ -21,7 +19,7 @@ pub fn man(out_dir: Option<&Path>, command: clap::Command, out: &mut dyn Write) 
         clap_mangen::Man::new(command).render(out)?;
         return Ok(());
     };
-    cache::create(directory)?;
+    baton_hub::home::create(directory)?;
     clap_mangen::generate_to(command, directory)
         .with_context(|| format!("cannot write manual pages to {}", directory.display()))?;
     writeln!(out, "manual pages are in {}", directory.display())?;

@@ -1,6 +1,9 @@
 //! Runs the real binary as a user would, in a cache directory of its own.
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub mod hub;
+pub mod worker;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,6 +37,9 @@ impl Baton {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(args).env("BATON_HOME", self.home.path()).env("NO_COLOR", "1");
+        // No test asks the real hub, and none finds what others have fetched.
+        command.env("HF_ENDPOINT", "http://127.0.0.1:9").env_remove("HF_HOME").env_remove("HF_HUB_CACHE");
+        command.env_remove("HF_TOKEN").env("HF_TOKEN_PATH", "/nonexistent").env_remove("BATON_API_KEY");
         command
     }
 

@@ -9,7 +9,7 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use crate::quantize::{ActivationBlock, LANES};
-use crate::weights::formats::{BLOCK, IQ4_NL_VALUES, PANEL_ROWS, Planes, Quant, Scales};
+use crate::weights::formats::{BLOCK, PANEL_ROWS, Planes, Quant, Scales};
 
 use super::simd::Simd;
 use super::tile::{self, TileKernel};
@@ -116,9 +116,9 @@ pub unsafe fn unpack<S: Simd, Q: Quant>(from: *const u8) -> [S::B; 8] {
         }
         Planes::Two | Planes::Four | Planes::Eight => {}
     }
-    if Q::LOOKUP {
+    if let Some(values) = Q::LOOKUP {
         for group in &mut groups {
-            *group = S::lookup(&IQ4_NL_VALUES, *group);
+            *group = S::lookup(values, *group);
         }
     }
     groups
@@ -134,7 +134,10 @@ pub struct BlockScales<F> {
 pub unsafe fn block_scales<S: Simd, Q: Quant>(header: *const u8, block: usize) -> BlockScales<S::F> {
     let zero = S::splat(0.0);
     let sub = header.add(Q::SCALES.header_bytes() + block * Q::SCALES.sub_bytes());
-    let d = S::load_f16(header.cast());
+    let mut d = S::load_f16(header.cast());
+    if Q::FACTOR != 1.0 {
+        d = S::mul(d, S::splat(Q::FACTOR));
+    }
     match Q::SCALES {
         Scales::Plain => BlockScales { scale: [d; 2], min: [zero; 2] },
         Scales::WithMin => {
@@ -142,11 +145,12 @@ pub unsafe fn block_scales<S: Simd, Q: Quant>(header: *const u8, block: usize) -
             BlockScales { scale: [d; 2], min: [min; 2] }
         }
         Scales::SubMin32 => {
-            let dmin = S::sub(zero, S::load_f16(header.add(32).cast()));
+            let dmin = S::mul(S::load_f16(header.add(32).cast()), S::splat(-Q::FACTOR));
             let scale = S::mul(d, S::load_u8(sub));
             let min = S::mul(dmin, S::load_u8(sub.add(16)));
             BlockScales { scale: [scale; 2], min: [min; 2] }
         }
+        Scales::SubSigned32 => BlockScales { scale: [S::mul(d, S::load_i8(sub)); 2], min: [zero; 2] },
         Scales::SubSigned16 => {
             let scale = [S::mul(d, S::load_i8(sub)), S::mul(d, S::load_i8(sub.add(16)))];
             BlockScales { scale, min: [zero; 2] }
@@ -180,7 +184,7 @@ unsafe fn add_block<S: Simd, Q: Quant>(
         None => S::splat_int(0),
     };
     match Q::SCALES {
-        Scales::Plain | Scales::WithMin | Scales::SubMin32 => {
+        Scales::Plain | Scales::WithMin | Scales::SubMin32 | Scales::SubSigned32 => {
             let sum = dot_both::<S, Q>(start((*block).start), low, high, quants);
             let mut total = S::fma(S::mul(S::to_float(sum), scales.scale[0]), d, total);
             if Q::OFFSET_SHIFT.is_none() {

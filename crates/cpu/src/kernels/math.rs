@@ -71,6 +71,11 @@ pub unsafe fn activate<S: Simd>(activation: Activation, x: S::F) -> S::F {
         Activation::Gelu => {
             S::fma(half, erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2))), half)
         }
+        Activation::Relu => S::max(x, S::splat(0.0)),
+        Activation::ReluSquared => {
+            let positive = S::max(x, S::splat(0.0));
+            S::mul(positive, positive)
+        }
     }
 }
 

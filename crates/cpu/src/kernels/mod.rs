@@ -13,6 +13,7 @@ mod avx512;
 mod float_products;
 pub mod floats;
 pub mod gemm;
+pub mod graph;
 pub mod int8_cache;
 mod math;
 #[cfg(target_arch = "aarch64")]

@@ -25,6 +25,24 @@ pub struct NormArgs {
     pub eps: f32,
 }
 
+impl NormArgs {
+    /// The same with weights from the `count`-th on.
+    ///
+    /// # Safety
+    /// There are more weights than that.
+    pub unsafe fn skip(&self, count: usize) -> Self {
+        // SAFETY: promised by the caller; a bias is as long as the weights.
+        unsafe {
+            Self {
+                weight: self.weight.add(count),
+                bias: if self.bias.is_null() { self.bias } else { self.bias.add(count) },
+                centred: self.centred,
+                eps: self.eps,
+            }
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn load_tail<S: Simd>(from: *const f32, len: usize) -> S::F {
     let mut buffer = [0.0f32; 16];

@@ -8,7 +8,9 @@ use baton_backend::{Activation, KvDtype, RopeStyle, RowLists, SampleRow, Sampled
 use baton_core::TokenLogprob;
 
 use super::attention::AttentionArgs;
+use super::floats::ChunkKernel;
 use super::gemm::PanelKernel;
+use super::graph::{FinishArgs, ReduceArgs, Rows};
 use super::peak::{PeakKernel, ReadKernel};
 use super::rows::{Epilogue, NormArgs, Spread};
 use crate::isa::Isa;
@@ -25,7 +27,8 @@ pub type SampleKernel =
 /// the generic function it stands for.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
-    panels: [PanelKernel; WeightFormat::ALL.len()],
+    /// Of all formats but the last, e4m3, which is converted when it is loaded.
+    panels: [PanelKernel; WeightFormat::ALL.len() - 1],
     attend: [unsafe fn(&AttentionArgs); 4],
     /// Where caches of f16, bf16 and int8 are multiplied in pairs.
     pairs: Option<PairKernels>,
@@ -51,6 +54,13 @@ pub struct Kernels {
     /// `(x, len, quants, spread, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, Spread, *mut f32),
     pub sample: SampleKernel,
+    /// Panels of f32 with rows of f32.
+    pub multiply_chunk: ChunkKernel,
+    /// `(args, kind)`.
+    pub reduce_neighbours: unsafe fn(&ReduceArgs, u32) -> bool,
+    pub finish_node: unsafe fn(&FinishArgs),
+    /// `(rows, row, out)`.
+    pub open_node: unsafe fn(&Rows, usize, *mut f32),
 }
 
 /// Attention with a cache that has its values in pairs: see [`Kernels::has_pairs`].
@@ -131,7 +141,7 @@ macro_rules! table {
             use super::super::int8_cache;
             use super::super::gemm::{self, PanelArgs};
             use super::super::tile::{self, Class, TileArgs, TileKernel};
-            use super::super::{peak, rows, segments};
+            use super::super::{graph, peak, rows, segments};
             use crate::weights::formats::{self, Quant};
 
             $(#[target_feature(enable = $features)])?
@@ -238,6 +248,18 @@ macro_rules! table {
             ) -> Sampled {
                 sample_row(logits, row, lists, scratch, top)
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn reduce_neighbours(args: &ReduceArgs, kind: u32) -> bool {
+                graph::reduce::<$simd>(args, kind)
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn finish_node(args: &FinishArgs) {
+                graph::finish::<$simd>(args);
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn open_node(rows: &Rows, row: usize, out: *mut f32) {
+                graph::open_row::<$simd>(rows, row, out);
+            }
 
             pub const KERNELS: Kernels = Kernels {
                 // In the order of `WeightFormat`.
@@ -256,6 +278,14 @@ macro_rules! table {
                     quant_panels::<formats::Q5K>,
                     quant_panels::<formats::Q6K>,
                     quant_panels::<formats::Iq4Nl>,
+                    quant_panels::<formats::Iq4Xs>,
+                    quant_panels::<formats::Iq3S>,
+                    quant_panels::<formats::Iq3Xxs>,
+                    quant_panels::<formats::Iq2S>,
+                    quant_panels::<formats::Iq2Xs>,
+                    quant_panels::<formats::Iq2Xxs>,
+                    quant_panels::<formats::Iq1M>,
+                    quant_panels::<formats::Iq1S>,
                 ],
                 // In the order of `KvDtype`, whose last one has no kernels here.
                 attend: [attend::<ElementF32>, attend::<ElementF16>, attend::<ElementBf16>, attend::<ElementI8>],
@@ -269,6 +299,10 @@ macro_rules! table {
                 write_f16,
                 write_int8,
                 sample,
+                multiply_chunk,
+                reduce_neighbours,
+                finish_node,
+                open_node,
                 peak_dot,
                 peak_fma,
                 peak_read,
@@ -372,7 +406,7 @@ mod amx_table {
         replace!(
             panels,
             Q4_0 => Q4_0, Q4_1 => Q4_1, Q5_0 => Q5_0, Q5_1 => Q5_1, Q8_0 => Q8_0, Q4_K => Q4K, Q5_K => Q5K,
-            IQ4_NL => Iq4Nl
+            IQ4_NL => Iq4Nl, IQ4_XS => Iq4Xs, IQ3_S => Iq3S, IQ3_XXS => Iq3Xxs, IQ2_XXS => Iq2Xxs, IQ1_S => Iq1S
         );
         Kernels { panels, peak_dot: amx::peak_dot, ..FLOATS }
     };

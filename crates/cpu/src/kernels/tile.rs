@@ -129,7 +129,7 @@ impl Class {
 /// Halves of a block that have scales of their own.
 const fn halves(scales: Scales) -> usize {
     match scales {
-        Scales::Plain | Scales::WithMin | Scales::SubMin32 => 1,
+        Scales::Plain | Scales::WithMin | Scales::SubMin32 | Scales::SubSigned32 => 1,
         Scales::SubSigned16 | Scales::SubNibble16 => 2,
     }
 }
@@ -183,7 +183,7 @@ unsafe fn open<S: Simd, Q: Quant>(
 
 /// The packed quants are bytes already.
 const fn is_open<Q: Quant>() -> bool {
-    matches!(Q::PLANES, Planes::Eight) && !Q::LOOKUP
+    matches!(Q::PLANES, Planes::Eight) && Q::LOOKUP.is_none()
 }
 
 /// `R` panels times `T` tokens that lie side by side; the tokens after them are `next` blocks away. A

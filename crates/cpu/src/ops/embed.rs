@@ -1,6 +1,5 @@
 //! `output = embedding[token_ids] * scale`: rows are opened from the file's own format.
 
-use baton_backend::quant::dequantize_row;
 use baton_backend::{BackendError, Embed};
 
 use super::{OpResult, Step, require};
@@ -26,7 +25,7 @@ impl Step<'_> {
                 let (tensor, token) = weight
                     .tensor_of(token_ids[row] as usize)
                     .expect("tokens were compared with the rows above");
-                dequantize_row(tensor.format(), tensor.row(token), out);
+                tensor.dequantize_row(token, out);
                 if op.scale != 1.0 {
                     for value in out {
                         *value *= op.scale;

@@ -1,6 +1,6 @@
-//! `output = weight · norm(input) + bias`, or `output += …`.
+//! `output = weight · norm(input) + bias`, or `output += …`, or the activation of it.
 
-use baton_backend::Linear;
+use baton_backend::{ActivatedLinear, Activation, Linear};
 
 use super::product::{Product, ProductInput, Tile};
 use super::{OpResult, Step, require};
@@ -16,6 +16,7 @@ pub struct Target {
     pub bias: *const f32,
     pub accumulate: bool,
     pub softcap: Option<f32>,
+    pub activation: Option<Activation>,
 }
 
 /// Both phases of a plain product on one worker.
@@ -25,6 +26,8 @@ pub struct Target {
 pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: &Target) {
     product.prepare(worker, |_| {});
     let mut tile = Tile::new();
+    // The kernel of gates multiplies with what they let through.
+    let mut activation = target.activation.map(|activation| (activation, Tile::ones()));
     while let Some(mut unit) = product.take(worker) {
         while let Some(group) = product.group(&unit.panels) {
             unit.panels.start = group.end;
@@ -43,7 +46,17 @@ pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: 
                         accumulate: target.accumulate,
                         softcap: target.softcap,
                     };
-                    (product.kernels.finish_panel)(&epilogue, tile.panel(i), unit.num_tokens);
+                    match &mut activation {
+                        None => (product.kernels.finish_panel)(&epilogue, tile.panel(i), unit.num_tokens),
+                        Some((activation, ones)) => (product.kernels.finish_gated)(
+                            &epilogue,
+                            std::ptr::null(),
+                            *activation,
+                            tile.panel(i),
+                            ones.panel(0),
+                            unit.num_tokens,
+                        ),
+                    }
                 }
             }
         }
@@ -52,6 +65,15 @@ pub unsafe fn multiply_into(worker: &Worker<'_>, product: &Product<'_>, target: 
 
 impl Step<'_> {
     pub(super) fn run_linear(&mut self, op: &Linear) -> OpResult {
+        self.multiply(op, None)
+    }
+
+    pub(super) fn run_activated(&mut self, op: &ActivatedLinear) -> OpResult {
+        let ActivatedLinear { input, norm, weight, bias, activation, output } = *op;
+        self.multiply(&Linear { input, norm, weight, bias, output, accumulate: false }, Some(activation))
+    }
+
+    fn multiply(&mut self, op: &Linear, activation: Option<Activation>) -> OpResult {
         let num_tokens = self.num_rows();
         if num_tokens == 0 {
             return Ok(());
@@ -68,7 +90,7 @@ impl Step<'_> {
             in_place: op.input == op.output,
         };
         let product = Product::new(self, &input, matrix, weight.cols, matrix.panels.len())?;
-        let target = Target { output, bias, accumulate: op.accumulate, softcap: None };
+        let target = Target { output, bias, accumulate: op.accumulate, softcap: None, activation };
         // SAFETY: workers write disjoint parts of the output, as `multiply_into` says.
         let target = unsafe { Shared::new(target) };
         // SAFETY: the shapes were checked above.

@@ -1,4 +1,4 @@
-//! `output = softcap(weight · norm(input[logit_rows]))`: a product whose input rows are gathered.
+//! `output = softcap(weight · norm(input[logit_rows]) + bias)`: a product whose input rows are gathered.
 
 use baton_backend::Logits;
 
@@ -24,8 +24,9 @@ impl Step<'_> {
             num_tokens: rows.len(),
             in_place: false,
         };
+        let bias = self.optional_vector(op.bias, weight.rows)?;
         let product = Product::new(self, &input, matrix, weight.cols, matrix.panels.len())?;
-        let target = Target { output, bias: std::ptr::null(), accumulate: false, softcap: op.softcap };
+        let target = Target { output, bias, accumulate: false, softcap: op.softcap, activation: None };
         // SAFETY: workers write disjoint parts of the output, as `multiply_into` says.
         let target = unsafe { Shared::new(target) };
         // SAFETY: the shapes were checked above.

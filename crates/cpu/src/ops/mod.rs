@@ -1,21 +1,23 @@
 //! The ops of a step. Each module is one op: checks of shapes first, then one fork and join of the pool.
 //!
-//! An op that finds something wrong ends the step: the ops after it do nothing and `submit` returns the error.
+//! An op that finds something wrong ends the step, and `submit` returns the error.
 
 mod attention;
 mod embed;
+mod encoder;
+mod experts;
 mod gated;
+mod latent;
 mod linear;
 mod logits;
 mod norm;
+mod positions;
 mod product;
 mod qkv;
+mod route;
 mod sample;
 
-use baton_backend::{
-    Attention, BackendError, BufferId, Embed, GatedLinear, Linear, Logits, Norm, NormKind, NormOp, Ops, Qkv,
-    StepInput, StepOutput, VectorId, WeightId,
-};
+use baton_backend::{BackendError, BufferId, Norm, NormKind, Op, StepInput, StepOutput, VectorId, WeightId};
 
 use crate::backend::CpuBackend;
 use crate::buffers::Matrix;
@@ -29,7 +31,6 @@ pub(crate) struct Step<'a> {
     output: &'a mut StepOutput,
     /// The rows without logits were dropped.
     keeps_logit_rows: bool,
-    error: Option<BackendError>,
 }
 
 type OpResult = Result<(), BackendError>;
@@ -44,17 +45,28 @@ fn require(ok: bool, cause: &str) -> OpResult {
 
 impl<'a> Step<'a> {
     pub fn new(backend: &'a mut CpuBackend, input: &'a StepInput, output: &'a mut StepOutput) -> Self {
-        Self { backend, input, output, keeps_logit_rows: false, error: None }
+        Self { backend, input, output, keeps_logit_rows: false }
     }
 
-    /// The first error of the ops.
-    pub fn finish(self) -> OpResult {
-        self.error.map_or(Ok(()), Err)
-    }
-
-    fn guarded(&mut self, op: impl FnOnce(&mut Self) -> OpResult) {
-        if self.error.is_none() {
-            self.error = op(self).err();
+    pub fn run(&mut self, op: &Op) -> OpResult {
+        match op {
+            Op::Embed(op) => self.run_embed(op),
+            Op::AddPositions(op) => self.run_add_positions(*op),
+            Op::Norm(op) => self.run_norm(op),
+            Op::Linear(op) => self.run_linear(op),
+            Op::ActivatedLinear(op) => self.run_activated(op),
+            Op::GatedLinear(op) => self.run_gated(op),
+            Op::Route(op) => self.run_route(op),
+            Op::ExpertGated(op) => self.run_expert_gated(op),
+            Op::ExpertLinear(op) => self.run_expert_linear(op),
+            Op::HeadLinear(op) => self.run_head_linear(op),
+            Op::LatentKv(op) => self.run_latent_kv(op),
+            Op::Qkv(op) => self.run_qkv(op),
+            Op::Attention(op) => self.run_attention(op),
+            Op::EncoderAttention(op) => self.run_encoder_attention(op),
+            Op::KeepLogitRows(op) => self.run_keep(&op.buffers),
+            Op::Logits(op) => self.run_logits(op),
+            Op::Sample(op) => self.run_sample(op.logits),
         }
     }
 
@@ -122,43 +134,5 @@ impl<'a> Step<'a> {
         };
         let weight = self.vector(norm.weight, len)?;
         Ok(NormArgs { weight, bias: self.optional_vector(bias, len)?, centred, eps: norm.eps })
-    }
-}
-
-impl Ops for Step<'_> {
-    fn embed(&mut self, op: &Embed) {
-        self.guarded(|step| step.run_embed(op));
-    }
-
-    fn norm(&mut self, op: &NormOp) {
-        self.guarded(|step| step.run_norm(op));
-    }
-
-    fn linear(&mut self, op: &Linear) {
-        self.guarded(|step| step.run_linear(op));
-    }
-
-    fn gated_linear(&mut self, op: &GatedLinear) {
-        self.guarded(|step| step.run_gated(op));
-    }
-
-    fn qkv(&mut self, op: &Qkv) {
-        self.guarded(|step| step.run_qkv(op));
-    }
-
-    fn attention(&mut self, op: &Attention) {
-        self.guarded(|step| step.run_attention(op));
-    }
-
-    fn keep_logit_rows(&mut self, buffers: &[BufferId]) {
-        self.guarded(|step| step.run_keep(buffers));
-    }
-
-    fn logits(&mut self, op: &Logits) {
-        self.guarded(|step| step.run_logits(op));
-    }
-
-    fn sample(&mut self, logits: BufferId) {
-        self.guarded(|step| step.run_sample(logits));
     }
 }

@@ -1,4 +1,4 @@
-//! `output = norm(input)`, or `output += norm(input)`: one row a unit.
+//! `output = norm(input)`, or `output += norm(input)`: one row per unit.
 
 use baton_backend::NormOp;
 

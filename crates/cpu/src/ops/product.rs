@@ -24,7 +24,7 @@ use crate::weights::{PackedMatrix, Panel};
 /// The most tokens of a unit: a multiple of [`LANES`].
 pub const MAX_CHUNK: usize = 256;
 /// Float activations of a unit's tokens should stay in the second-level cache.
-const CHUNK_BYTES: usize = 640 << 10;
+pub const CHUNK_BYTES: usize = 640 << 10;
 /// From this many rows for each thread on, a worker makes a whole group of interleaved rows ready: their blocks are
 /// neighbours, and two cores that write neighbouring lines slow each other down.
 const GROUPED_ROWS: usize = 4 * LANES;
@@ -34,7 +34,7 @@ const UNITS_PER_THREAD: usize = 8;
 const PROMPT_UNITS_PER_THREAD: usize = 16;
 
 /// Floats of one panel in a [`Tile`]: a chunk of tokens, and room to read a vector from any lane on.
-const TILE_STRIDE: usize = (MAX_CHUNK + 1) * PANEL_ROWS;
+pub const TILE_STRIDE: usize = (MAX_CHUNK + 1) * PANEL_ROWS;
 
 /// The product of some panels with a chunk of tokens, `[panels][tokens, 16]`.
 #[repr(align(64))]
@@ -44,6 +44,13 @@ impl Tile {
     #[allow(clippy::large_stack_arrays)] // A step allocates nothing.
     pub fn new() -> Self {
         Self([MaybeUninit::uninit(); MAX_PANELS * TILE_STRIDE])
+    }
+
+    /// The first panel full of ones, for kernels that multiply two panels.
+    pub fn ones() -> Self {
+        let mut tile = Self::new();
+        tile.0[..TILE_STRIDE].fill(MaybeUninit::new(1.0));
+        tile
     }
 
     /// The results of the `index`-th panel.
@@ -70,6 +77,8 @@ pub struct Product<'a> {
     copies_floats: bool,
     /// Rows are split there, and nothing else is done with them.
     split: Option<SplitKernels>,
+    /// One row a worker, in the order of the weight's columns.
+    ordered: Matrix,
     /// One row a worker.
     rows: Matrix,
     /// Each worker has made the only row ready in `rows` and its own blocks.
@@ -171,6 +180,7 @@ impl<'a> Product<'a> {
             copies_floats,
             split,
             rows: scratch.rows.matrix(),
+            ordered: scratch.ordered.matrix(),
             is_private,
             private_blocks: scratch.private_blocks(),
             chunk,
@@ -211,13 +221,20 @@ impl<'a> Product<'a> {
         let shared = self.copies_floats && !self.is_private && self.split.is_none();
         let target = if shared { self.floats.row(row) } else { self.rows.row(worker) };
         // SAFETY: rows have `cols` values (checked in `new`); the targets are this row's of `floats` and `blocks` and
-        // this worker's of `rows`, which nobody else writes.
+        // this worker's of `rows` and `ordered`, which nobody else writes. Columns name each of `cols` columns once.
         unsafe {
             if let Some(norm) = &self.norm {
                 (self.kernels.norm_row)(source, self.cols, norm, target, false);
                 source = target;
             } else if self.copies_floats && self.split.is_none() {
                 std::ptr::copy_nonoverlapping(source, target, self.cols);
+            }
+            if let Some(columns) = &self.matrix.columns {
+                let ordered = self.ordered.row(worker);
+                for (place, &column) in columns.iter().enumerate() {
+                    *ordered.add(place) = *source.add(column as usize);
+                }
+                source = ordered;
             }
             if self.matrix.has_quants {
                 let first = quantize::first_block(row, self.lanes, self.cols / BLOCK);

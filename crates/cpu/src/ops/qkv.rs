@@ -3,7 +3,7 @@
 //! Three phases: make rows (and the step's angles) ready; multiply, q into the output and k, v into scratch; then norm,
 //! rotate and store, one head of one token a unit.
 
-use baton_backend::{BackendError, KvDtype, Qkv, RopeStyle};
+use baton_backend::{BackendError, KvDtype, NormSpan, Qkv, RopeStyle};
 
 use super::product::{Product, ProductInput, ProductUnit, Tile};
 use super::{OpResult, Step, require};
@@ -28,6 +28,7 @@ struct QkvArgs<'a> {
     bias: *const f32,
     q_norm: Option<NormArgs>,
     k_norm: Option<NormArgs>,
+    span: NormSpan,
     rope: Option<RopeArgs<'a>>,
 }
 
@@ -87,13 +88,30 @@ impl QkvArgs<'_> {
         row.checked_sub(self.output.cols).map_or((&self.output, row), |row| (&self.kv, row))
     }
 
-    /// Norm and rotation of one head in place.
-    fn turn(&self, token: usize, x: *mut f32, norm: Option<&NormArgs>) {
-        // SAFETY: `x` is one head, `head_dim` values, of this unit; norms were checked to have as many weights and the
-        // rotation to be no wider.
-        unsafe {
+    /// Norms of a whole row of q and k.
+    fn norm_row(&self, token: usize) {
+        let kv_len = self.layer.num_kv_heads * self.layer.head_dim;
+        let parts = [(self.output, self.output.cols, &self.q_norm), (self.kv, kv_len, &self.k_norm)];
+        for (rows, len, norm) in parts {
             if let Some(norm) = norm {
-                (self.kernels.norm_row)(x, self.layer.head_dim, norm, x, false);
+                // SAFETY: both rows have so many values, as the norms have weights, and belong to this unit.
+                unsafe { (self.kernels.norm_row)(rows.row(token), len, norm, rows.row(token), false) };
+            }
+        }
+    }
+
+    /// Norm and rotation of one head in place; `head` is its number among those of q or of k.
+    fn turn(&self, token: usize, x: *mut f32, norm: Option<&NormArgs>, head: usize) {
+        let head_dim = self.layer.head_dim;
+        // SAFETY: `x` is one head, `head_dim` values, of this unit; norms were checked to have as many weights, or as many for
+        // each head, and the rotation to be no wider.
+        unsafe {
+            match (norm, self.span) {
+                (Some(norm), NormSpan::Head) => (self.kernels.norm_row)(x, head_dim, norm, x, false),
+                (Some(norm), NormSpan::EachHead) => {
+                    (self.kernels.norm_row)(x, head_dim, &norm.skip(head * head_dim), x, false);
+                }
+                (Some(_), NormSpan::Row) | (None, _) => {}
             }
             if let Some(rope) = &self.rope {
                 let half = rope.inv_freq.len();
@@ -108,12 +126,13 @@ impl QkvArgs<'_> {
         // SAFETY: heads lie within the rows; the slot was checked against the cache, and a slot has one token.
         unsafe {
             if head < self.num_heads {
-                self.turn(token, self.output.row(token).add(head * head_dim), self.q_norm.as_ref());
+                let query = self.output.row(token).add(head * head_dim);
+                self.turn(token, query, self.q_norm.as_ref(), head);
             } else {
                 let head = head - self.num_heads;
                 let key = self.kv.row(token).add(head * head_dim);
                 let value = key.add(self.layer.num_kv_heads * head_dim);
-                self.turn(token, key, self.k_norm.as_ref());
+                self.turn(token, key, self.k_norm.as_ref(), head);
                 let slot = self.slots[token] as usize;
                 self.layer.write(&self.kernels, self.dtype, self.block_size, slot, head, (key, value));
             }
@@ -148,6 +167,7 @@ impl Step<'_> {
         };
         let num_heads = num_tokens * num_units;
         let heads = Units::new(num_heads.div_ceil(heads_per_unit));
+        let normed_rows = Units::new(if op.norm_span == NormSpan::Row { num_tokens } else { 0 });
         // SAFETY: every write is told apart by units, with barriers between the phases.
         let shared = unsafe { Shared::new(args) };
         self.backend.pool.run(&|worker| {
@@ -170,6 +190,12 @@ impl Step<'_> {
                 }
             }
             worker.barrier();
+            if op.norm_span == NormSpan::Row {
+                while let Some(token) = normed_rows.take() {
+                    args.norm_row(token);
+                }
+                worker.barrier();
+            }
             while let Some(unit) = heads.take() {
                 let first = unit * heads_per_unit;
                 (first..(first + heads_per_unit).min(num_heads))
@@ -194,7 +220,10 @@ impl Step<'_> {
             rows == output.cols + kv_width,
             "the weight of qkv does not have (heads + 2 kv heads) x head_dim rows",
         )?;
-        let head_norm = |norm: Option<_>| norm.map(|norm| self.norm_args(&norm, head_dim)).transpose();
+        let head_norm = |norm: Option<_>, heads: usize| {
+            let len = op.norm_span.weight_len(heads, head_dim);
+            norm.map(|norm| self.norm_args(&norm, len)).transpose()
+        };
         let rope = match op.rope {
             None => None,
             Some(id) => {
@@ -220,13 +249,14 @@ impl Step<'_> {
             layer,
             dtype: kv.dtype,
             block_size: kv.block_size,
-            slots: &self.input.slots,
+            slots: &self.input.slots[kv.lane_of(op.layer) * self.input.num_tokens()..],
             num_heads: op.num_heads,
             output,
             kv: scratch.reshaped(num_tokens, kv_width).expect("the scratch holds the widest layer"),
             bias: self.optional_vector(op.bias, rows)?,
-            q_norm: head_norm(op.q_norm)?,
-            k_norm: head_norm(op.k_norm)?,
+            q_norm: head_norm(op.q_norm, op.num_heads)?,
+            k_norm: head_norm(op.k_norm, layer.num_kv_heads)?,
+            span: op.norm_span,
             rope,
         })
     }

@@ -5,6 +5,7 @@
 //! weight holds the same numbers as the file.
 
 use baton_backend::WeightFormat;
+use baton_backend::quant::{self, GridBlock};
 
 /// Rows of a panel: one lane of a 16-wide vector each.
 pub const PANEL_ROWS: usize = 16;
@@ -48,7 +49,7 @@ impl Planes {
     }
 }
 
-/// How the scales of 16 rows lie. All arrays have 16 entries, one a row.
+/// How the scales of 16 rows lie. All arrays have 16 entries, one per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
     /// A block of 32: `d` (f16).
@@ -57,6 +58,8 @@ pub enum Scales {
     WithMin,
     /// A super-block of 256: `d`, `dmin` (f16), then for each 32 values `scale`, `min` (u8).
     SubMin32,
+    /// A super-block of 256: `d` (f16), then for each 32 values one `scale` (i8).
+    SubSigned32,
     /// A super-block of 256: `d` (f16), then for each 32 values two `scale` (i8), one for each 16.
     SubSigned16,
     /// A super-block of 256: `d`, `dmin` (f16), then for each 32 values two bytes: scale low, min high nibble.
@@ -68,14 +71,14 @@ impl Scales {
     pub const fn blocks_per_header(self) -> usize {
         match self {
             Self::Plain | Self::WithMin => 1,
-            Self::SubMin32 | Self::SubSigned16 | Self::SubNibble16 => 8,
+            Self::SubMin32 | Self::SubSigned32 | Self::SubSigned16 | Self::SubNibble16 => 8,
         }
     }
 
     /// Bytes of the f16 part.
     pub const fn header_bytes(self) -> usize {
         match self {
-            Self::Plain | Self::SubSigned16 => 32,
+            Self::Plain | Self::SubSigned32 | Self::SubSigned16 => 32,
             Self::WithMin | Self::SubMin32 | Self::SubNibble16 => 64,
         }
     }
@@ -84,6 +87,7 @@ impl Scales {
     pub const fn sub_bytes(self) -> usize {
         match self {
             Self::Plain | Self::WithMin => 0,
+            Self::SubSigned32 => 16,
             Self::SubMin32 | Self::SubSigned16 | Self::SubNibble16 => 32,
         }
     }
@@ -100,14 +104,19 @@ pub trait Quant: 'static {
     const SCALES: Scales;
     /// The offset is two to this power; `None` where the format has mins instead.
     const OFFSET_SHIFT: Option<u32>;
-    /// Nibbles are indices into [`IQ4_NL_VALUES`].
-    const LOOKUP: bool = false;
+    /// What packed quants stand for, where they do not stand for themselves.
+    const LOOKUP: Option<&'static [u8; 16]>;
     /// Significant bits of an unpacked value.
     const BITS: u32;
+    /// What `d` and `dmin` are multiplied with: a power of two, so that nothing is rounded.
+    const FACTOR: f32;
 }
 
 macro_rules! quant {
-    ($name:ident, $planes:ident, $scales:ident, $offset:expr, $bits:expr, $lookup:expr) => {
+    ($name:ident, $planes:ident, $scales:ident, $offset:expr, $bits:expr) => {
+        quant!($name, $planes, $scales, $offset, $bits, None, 1.0);
+    };
+    ($name:ident, $planes:ident, $scales:ident, $offset:expr, $bits:expr, $lookup:expr, $factor:expr) => {
         #[allow(non_camel_case_types)]
         #[derive(Debug)]
         pub struct $name;
@@ -115,52 +124,78 @@ macro_rules! quant {
             const PLANES: Planes = Planes::$planes;
             const SCALES: Scales = Scales::$scales;
             const OFFSET_SHIFT: Option<u32> = $offset;
-            const LOOKUP: bool = $lookup;
+            const LOOKUP: Option<&'static [u8; 16]> = $lookup;
             const BITS: u32 = $bits;
+            const FACTOR: f32 = $factor;
         }
     };
 }
 
-quant!(Q4_0, Four, Plain, Some(3), 4, false);
-quant!(Q4_1, Four, WithMin, None, 4, false);
-quant!(Q5_0, FourOne, Plain, Some(4), 5, false);
-quant!(Q5_1, FourOne, WithMin, None, 5, false);
-quant!(Q8_0, Eight, Plain, Some(7), 8, false);
-quant!(Iq4Nl, Four, Plain, Some(7), 8, true);
-quant!(Q2K, Two, SubNibble16, None, 2, false);
-quant!(Q3K, TwoOne, SubSigned16, Some(2), 3, false);
-quant!(Q4K, Four, SubMin32, None, 4, false);
-quant!(Q5K, FourOne, SubMin32, None, 5, false);
-quant!(Q6K, FourTwo, SubSigned16, Some(5), 6, false);
+quant!(Q4_0, Four, Plain, Some(3), 4);
+quant!(Q4_1, Four, WithMin, None, 4);
+quant!(Q5_0, FourOne, Plain, Some(4), 5);
+quant!(Q5_1, FourOne, WithMin, None, 5);
+quant!(Q8_0, Eight, Plain, Some(7), 8);
+quant!(Q2K, Two, SubNibble16, None, 2);
+quant!(Q3K, TwoOne, SubSigned16, Some(2), 3);
+quant!(Q4K, Four, SubMin32, None, 4);
+quant!(Q5K, FourOne, SubMin32, None, 5);
+quant!(Q6K, FourTwo, SubSigned16, Some(5), 6);
+quant!(Iq4Nl, Four, Plain, Some(7), 8, Some(&IQ4_VALUES), 1.0);
+// The grids have few levels, so that a value takes no more than a sign and two or three bits, and no grid need be kept.
+quant!(Iq4Xs, Four, SubSigned32, Some(7), 8, Some(&IQ4_VALUES), factor(WeightFormat::IQ4_XS));
+quant!(Iq3S, Four, SubSigned32, Some(4), 5, Some(&IQ3_S_VALUES), factor(WeightFormat::IQ3_S));
+quant!(Iq3Xxs, Four, SubSigned32, Some(6), 7, Some(&IQ3_XXS_VALUES), factor(WeightFormat::IQ3_XXS));
+quant!(Iq2S, TwoOne, SubSigned16, Some(6), 7, Some(&IQ2_VALUES), factor(WeightFormat::IQ2_S));
+quant!(Iq2Xs, TwoOne, SubSigned16, Some(6), 7, Some(&IQ2_VALUES), factor(WeightFormat::IQ2_XS));
+quant!(Iq2Xxs, TwoOne, SubSigned32, Some(6), 7, Some(&IQ2_VALUES), factor(WeightFormat::IQ2_XXS));
+quant!(Iq1M, TwoOne, SubSigned16, Some(4), 5, Some(&IQ1_VALUES), factor(WeightFormat::IQ1_M));
+// One shift for 32 values: it goes into the min, and three levels are left.
+quant!(Iq1S, Two, SubMin32, None, 2, None, factor(WeightFormat::IQ1_S));
 
-/// The values of IQ4_NL's nibbles, plus 128 so that they are unsigned.
-pub const IQ4_NL_VALUES: [u8; 16] = {
-    let signed: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-    let mut unsigned = [0; 16];
+const fn factor(format: WeightFormat) -> f32 {
+    quant::grid_factor(format).expect("a format of a grid")
+}
+
+/// The levels of formats with tables, plus the offset so that they are unsigned.
+const IQ4_VALUES: [u8; 16] = values(&quant::IQ4_NL_VALUES, 128);
+const IQ3_S_VALUES: [u8; 16] = values(&[-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15], 16);
+const IQ3_XXS_VALUES: [u8; 16] =
+    values(&[-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62], 64);
+const IQ2_VALUES: [u8; 16] = values(&[-43, -25, -8, 8, 25, 43], 64);
+const IQ1_VALUES: [u8; 16] = values(&[-9, -7, -1, 1, 7, 9], 16);
+
+const fn values(levels: &[i8], offset: i16) -> [u8; 16] {
+    let mut unsigned = [offset as u8; 16];
     let mut i = 0;
-    while i < 16 {
-        unsigned[i] = (signed[i] as i16 + 128) as u8;
+    while i < levels.len() {
+        unsigned[i] = (levels[i] as i16 + offset) as u8;
         i += 1;
     }
     unsigned
-};
+}
 
 /// How a quantised format is packed, as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantLayout {
     pub planes: Planes,
     pub scales: Scales,
+    lookup: Option<&'static [u8; 16]>,
+    offset: i16,
 }
 
 impl QuantLayout {
     fn of<Q: Quant>() -> Self {
-        Self { planes: Q::PLANES, scales: Q::SCALES }
+        let offset = Q::OFFSET_SHIFT.map_or(0, |shift| 1 << shift);
+        Self { planes: Q::PLANES, scales: Q::SCALES, lookup: Q::LOOKUP, offset }
     }
 
     /// `None` for the float formats.
     pub fn new(format: WeightFormat) -> Option<Self> {
         Some(match format {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => return None,
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::F8_E4M3 => {
+                return None;
+            }
             WeightFormat::Q4_0 => Self::of::<Q4_0>(),
             WeightFormat::Q4_1 => Self::of::<Q4_1>(),
             WeightFormat::Q5_0 => Self::of::<Q5_0>(),
@@ -172,6 +207,14 @@ impl QuantLayout {
             WeightFormat::Q5_K => Self::of::<Q5K>(),
             WeightFormat::Q6_K => Self::of::<Q6K>(),
             WeightFormat::IQ4_NL => Self::of::<Iq4Nl>(),
+            WeightFormat::IQ4_XS => Self::of::<Iq4Xs>(),
+            WeightFormat::IQ3_S => Self::of::<Iq3S>(),
+            WeightFormat::IQ3_XXS => Self::of::<Iq3Xxs>(),
+            WeightFormat::IQ2_S => Self::of::<Iq2S>(),
+            WeightFormat::IQ2_XS => Self::of::<Iq2Xs>(),
+            WeightFormat::IQ2_XXS => Self::of::<Iq2Xxs>(),
+            WeightFormat::IQ1_M => Self::of::<Iq1M>(),
+            WeightFormat::IQ1_S => Self::of::<Iq1S>(),
         })
     }
 }
@@ -187,11 +230,19 @@ pub struct OpenBlock {
     /// The small scales as they are packed: see [`Scales`].
     pub sub: [u8; 16],
     pub sub_min: [u8; 8],
+    grid: GridBlock,
 }
 
 impl Default for OpenBlock {
     fn default() -> Self {
-        Self { quants: [0; SUPER_BLOCK], d: 0, dmin: 0, sub: [0; 16], sub_min: [0; 8] }
+        Self {
+            quants: [0; SUPER_BLOCK],
+            d: 0,
+            dmin: 0,
+            sub: [0; 16],
+            sub_min: [0; 8],
+            grid: GridBlock::default(),
+        }
     }
 }
 
@@ -200,7 +251,7 @@ impl OpenBlock {
     pub fn read(&mut self, format: WeightFormat, bytes: &[u8]) {
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         match format {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => {}
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::F8_E4M3 => {}
             WeightFormat::Q4_0 | WeightFormat::IQ4_NL => {
                 self.d = half(0);
                 self.nibbles(&bytes[2..18]);
@@ -252,6 +303,46 @@ impl OpenBlock {
                 }
             }
             WeightFormat::Q6_K => self.read_q6_k(bytes),
+            WeightFormat::IQ1_S => self.read_iq1_s(bytes),
+            WeightFormat::IQ4_XS
+            | WeightFormat::IQ3_S
+            | WeightFormat::IQ3_XXS
+            | WeightFormat::IQ2_S
+            | WeightFormat::IQ2_XS
+            | WeightFormat::IQ2_XXS
+            | WeightFormat::IQ1_M => self.read_grid(format, bytes),
+        }
+    }
+
+    /// Levels as indices of the format's table.
+    fn read_grid(&mut self, format: WeightFormat, bytes: &[u8]) {
+        self.grid.read(format, bytes);
+        let layout = QuantLayout::new(format).expect("a quantised format");
+        let values = layout.lookup.expect("formats of grids have tables");
+        let index = |level: i8| {
+            let unsigned = (i16::from(level) + layout.offset) as u8;
+            values.iter().position(|value| *value == unsigned).expect("tables have all levels") as u8
+        };
+        self.d = self.grid.d;
+        for (quant, &level) in self.quants.iter_mut().zip(&self.grid.levels) {
+            *quant = index(level);
+        }
+        for (sub, &scale) in self.sub.iter_mut().zip(&self.grid.scales) {
+            *sub = scale as u8;
+        }
+    }
+
+    /// Levels are in eighths, `8 (q - 1)` and one more or less: the eight goes to the scale, the rest to the min.
+    fn read_iq1_s(&mut self, bytes: &[u8]) {
+        self.grid.read(WeightFormat::IQ1_S, bytes);
+        (self.d, self.dmin) = (self.grid.d, self.grid.d);
+        for (quant, level) in self.quants.iter_mut().zip(&self.grid.levels) {
+            *quant = ((level + 9) / 8) as u8;
+        }
+        for i in 0..SUPER_BLOCK / BLOCK {
+            let (scale, level) = (self.grid.scales[2 * i] as u8, self.grid.levels[i * BLOCK]);
+            self.sub[i] = 8 * scale;
+            self.sub_min[i] = scale * if level.rem_euclid(8) == 1 { 7 } else { 9 };
         }
     }
 

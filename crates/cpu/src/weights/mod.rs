@@ -6,11 +6,12 @@ pub mod formats;
 mod pack;
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use baton_backend::{BackendError, Precision, Tensor, TensorError, WeightFormat, WeightUse};
+use baton_backend::{BackendError, Precision, SharedBytes, Tensor, TensorError, WeightFormat, WeightUse};
 
 use crate::pool::{Pool, Worker};
-use crate::units::{GroupUnits, Groups};
+use crate::units::{GroupUnits, Groups, Units};
 pub use pack::PackedPart;
 
 /// Sixteen rows (or fewer, at the end of a part) of a weight.
@@ -39,6 +40,8 @@ pub struct PackedMatrix {
     /// In the order of rows. Where the number of rows is even, the panels of the second half lie in it exactly as
     /// those of the first half do, so that gate and up rows pair.
     pub panels: Vec<Panel>,
+    /// Which column of the input each packed column is multiplied with; `None`: they are in order. Of quantised parts only.
+    pub columns: Option<Arc<[u32]>>,
     /// The number of rows is even.
     has_halves: bool,
     pub has_floats: bool,
@@ -54,6 +57,8 @@ pub struct Weight {
     pub rows: usize,
     pub cols: usize,
     pub packed: Option<PackedMatrix>,
+    /// One matrix each, where the weight is of experts.
+    pub experts: Vec<PackedMatrix>,
     /// Kept for lookups, with the first row of each.
     pub tensors: Vec<(usize, Tensor)>,
 }
@@ -74,33 +79,47 @@ impl Weight {
         }
         let mut rows = 0usize;
         let mut tensors = Vec::with_capacity(parts.len());
+        let columns =
+            common_columns(parts).filter(|_| precision == Precision::Fast && usage == WeightUse::Linear);
         for part in parts {
-            tensors.push((rows, part.clone()));
+            tensors.push((rows, usable(part, usage, precision, columns.is_some(), pool)?));
             rows =
                 rows.checked_add(part.rows()).ok_or_else(|| unsupported("a weight with that many rows"))?;
         }
         if rows == 0 || cols == 0 || u32::try_from(rows).is_err() {
             return Err(unsupported("an empty weight, or one with more than 2^32 rows"));
         }
-        let packed = match usage {
-            WeightUse::Embedding => None,
-            WeightUse::Linear | WeightUse::EmbeddingAndLinear => {
-                let unpacked = match precision {
-                    Precision::Fast => None,
-                    Precision::Full => Some(to_f32(&tensors)?),
-                };
-                Some(PackedMatrix::new(unpacked.as_ref().unwrap_or(&tensors), rows, can_split, pool)?)
-            }
+        let pack = |tensors: &[(usize, Tensor)], rows: usize| {
+            let unpacked = match precision {
+                Precision::Fast => None,
+                Precision::Full => Some(to_f32(tensors)?),
+            };
+            let matrix = PackedMatrix::new(unpacked.as_deref().unwrap_or(tensors), rows, can_split, pool)?;
+            Ok::<_, BackendError>(PackedMatrix { columns: columns.clone(), ..matrix })
         };
-        if usage == WeightUse::Linear {
+        let (mut packed, mut experts) = (None, Vec::new());
+        match usage {
+            WeightUse::Embedding => {}
+            WeightUse::Linear | WeightUse::EmbeddingAndLinear => packed = Some(pack(&tensors, rows)?),
+            WeightUse::Experts(count) => {
+                if count == 0 || !rows.is_multiple_of(count) {
+                    return Err(unsupported(&format!("{count} experts in {rows} rows")));
+                }
+                let size = rows / count;
+                for expert in 0..count {
+                    experts.push(pack(&rows_of(&tensors, expert * size..(expert + 1) * size), size)?);
+                }
+            }
+        }
+        if matches!(usage, WeightUse::Linear | WeightUse::Experts(_)) {
             tensors.clear();
         }
-        Ok(Self { rows, cols, packed, tensors })
+        Ok(Self { rows, cols, packed, experts, tensors })
     }
 
     pub fn bytes(&self) -> u64 {
-        let packed =
-            self.packed.as_ref().map_or(0, |packed| packed.parts.iter().map(PackedPart::bytes).sum());
+        let matrices = self.packed.iter().chain(&self.experts);
+        let packed: usize = matrices.flat_map(|matrix| &matrix.parts).map(PackedPart::bytes).sum();
         let kept: usize = self.tensors.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
         (if packed > 0 { packed } else { kept }) as u64
     }
@@ -110,6 +129,78 @@ impl Weight {
         let (first, tensor) = self.tensors.iter().rev().find(|(first, _)| *first <= row)?;
         (row - first < tensor.rows()).then_some((tensor, row - first))
     }
+}
+
+/// The order of columns that all parts have, if they have one.
+fn common_columns(parts: &[Tensor]) -> Option<Arc<[u32]>> {
+    let first = parts.first()?.columns()?;
+    parts.iter().all(|part| part.columns() == Some(first)).then(|| Arc::clone(first))
+}
+
+/// A tensor that there are kernels for. Eight-bit floats become Q8_0, which is as large and uses integer products; where rows
+/// are no whole blocks, bf16. Columns out of order are put in order, unless all parts of the weight have them so.
+fn usable(
+    tensor: &Tensor,
+    usage: WeightUse,
+    precision: Precision,
+    keeps_columns: bool,
+    pool: &Pool,
+) -> Result<Tensor, BackendError> {
+    let failed = |error: TensorError| BackendError::Unsupported { what: error.to_string() };
+    if precision == Precision::Full
+        && (tensor.columns().is_some() || tensor.format() == WeightFormat::F8_E4M3)
+    {
+        return tensor.to_f32().map_err(failed);
+    }
+    if tensor.columns().is_some() && !keeps_columns {
+        return tensor.to_f16().map_err(failed);
+    }
+    if tensor.format() != WeightFormat::F8_E4M3 {
+        return Ok(tensor.clone());
+    }
+    if !tensor.cols().is_multiple_of(formats::BLOCK) || usage == WeightUse::Embedding {
+        return tensor.to_bf16().map_err(failed);
+    }
+    let format = WeightFormat::Q8_0;
+    let row_bytes = format.row_bytes(tensor.cols()).expect("whole blocks");
+    let rows: Vec<Mutex<Vec<u8>>> = (0..tensor.rows()).map(|_| Mutex::default()).collect();
+    let units = Units::new(tensor.rows());
+    pool.run(&|_| {
+        let mut values = vec![0.0; tensor.cols()];
+        while let Some(row) = units.take() {
+            tensor.dequantize_row(row, &mut values);
+            let bytes = baton_backend::quant::quantize_row(format, &values);
+            *rows[row].lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+        }
+    });
+    let mut bytes = Vec::with_capacity(row_bytes * tensor.rows());
+    for row in rows {
+        bytes.extend(row.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+    Tensor::new(format, tensor.rows(), tensor.cols(), SharedBytes::from_vec(bytes)).map_err(failed)
+}
+
+/// A range of rows of tensors that stand one below the other, counted from its own first row.
+fn rows_of(tensors: &[(usize, Tensor)], rows: Range<usize>) -> Vec<(usize, Tensor)> {
+    let part = |(first, tensor): &(usize, Tensor)| {
+        let start = rows.start.max(*first);
+        let end = rows.end.min(first + tensor.rows());
+        let slice = (start < end).then(|| tensor.slice_rows(start - first..end - first))?;
+        Some((start - rows.start, slice.expect("the range lies within the tensor")))
+    };
+    tensors.iter().filter_map(part).collect()
+}
+
+/// Bytes that `bytes` of a file take once they are packed, but for rows that fill a panel up.
+pub fn loaded_bytes(format: WeightFormat, bytes: u64) -> u64 {
+    if format == WeightFormat::F8_E4M3 {
+        return loaded_bytes(WeightFormat::Q8_0, bytes / 32 * WeightFormat::Q8_0.block_bytes() as u64);
+    }
+    let Some(layout) = formats::QuantLayout::new(format) else { return bytes };
+    let blocks = format.block_len() / formats::BLOCK;
+    let scales = layout.scales.group_bytes() * blocks / layout.scales.blocks_per_header();
+    let packed = (layout.planes.bytes() * blocks + scales) / formats::PANEL_ROWS;
+    (bytes / format.block_bytes() as u64).saturating_mul(packed as u64)
 }
 
 /// The same rows, unrounded.
@@ -134,6 +225,7 @@ impl PackedMatrix {
         let mut matrix = Self {
             parts: Vec::new(),
             panels: Vec::new(),
+            columns: None,
             has_halves: rows.is_multiple_of(2),
             has_floats: false,
             has_quants: false,
@@ -270,6 +362,23 @@ mod tests {
         assert!(Weight::load(&[floats(2), other], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
         assert!(Weight::load(&[], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
         assert!(Weight::load(&[floats(0)], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
+    }
+
+    #[test]
+    fn the_size_in_memory_is_known_before() {
+        let pool = Pool::new(1, false).expect("threads");
+        for format in WeightFormat::ALL {
+            let values = vec![0.5; 32 * 512];
+            let bytes = baton_backend::quant::quantize_row(format, &values);
+            let (size, shared) = (bytes.len() as u64, baton_backend::SharedBytes::from_vec(bytes));
+            let tensor = Tensor::new(format, 32, 512, shared).expect("shape");
+            let weight =
+                Weight::load(&[tensor], WeightUse::Linear, false, Precision::Fast, &pool).expect("loads");
+            assert_eq!(loaded_bytes(format, size), weight.bytes(), "{format}");
+        }
+        // Near what the file has: three bits for a sign and three levels, without the grid.
+        assert_eq!(loaded_bytes(WeightFormat::IQ2_XXS, 66), 106);
+        assert_eq!(loaded_bytes(WeightFormat::IQ1_S, 50), 84);
     }
 
     #[test]

@@ -149,6 +149,7 @@ fn pack_scales(kind: Scales, block: &OpenBlock, row: usize, scales: &mut [u8]) {
         match kind {
             Scales::Plain | Scales::WithMin => {}
             Scales::SubMin32 => (scales[at], scales[at + 16]) = (block.sub[i], block.sub_min[i]),
+            Scales::SubSigned32 => scales[at] = block.sub[2 * i],
             Scales::SubSigned16 | Scales::SubNibble16 => {
                 (scales[at], scales[at + 16]) = (block.sub[2 * i], block.sub[2 * i + 1]);
             }

@@ -1,10 +1,10 @@
 //! What the tests share: programs as lists of ops, backends of every instruction set, comparisons.
 #![allow(dead_code)]
 
+pub use baton_backend::Op;
 use baton_backend::testing::Random;
-pub use baton_backend::testing::{List, Op};
 use baton_backend::{
-    Backend, BackendError, BufferId, Precision, StepInput, StepLimits, StepOutput, Tensor, WeightId,
+    Backend, BackendError, BufferId, Precision, Program, StepInput, StepLimits, StepOutput, Tensor, WeightId,
     WeightUse,
 };
 use baton_cpu::{CpuBackend, CpuOptions, Isa};
@@ -53,7 +53,8 @@ pub fn tokens(ids: &[u32]) -> StepInput {
 
 pub fn run(backend: &mut dyn Backend, input: &StepInput, ops: &[Op]) -> Result<StepOutput, BackendError> {
     let mut output = StepOutput::default();
-    backend.submit(input, &List(ops.to_vec()))?;
+    let program = backend.compile(&Program::new(ops.to_vec()))?;
+    backend.submit(input, program)?;
     backend.collect(&mut output)?;
     Ok(output)
 }

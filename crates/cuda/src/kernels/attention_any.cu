@@ -8,7 +8,9 @@ __device__ __forceinline__ float load_cache(const u8* cache, u64 index, u32 type
     return type == 1 ? f16_to_float(raw) : bf16_to_float(raw);
 }
 
-KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
+// Heads of up to 32 * WIDTH.
+template <u32 WIDTH>
+__device__ __forceinline__ void attend_any(const AttentionParams& p) {
     allow_next();
     wait_for_previous();
     const PlanHeader plan = p.step->plans[p.plan];
@@ -25,9 +27,9 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
             u32 row = item.query_start + i;
             u32 position = positions[row];
             u64 query_at = ((u64)row * p.num_heads + head) * p.head_dim;
-            float query[8], sum[8];
+            float query[WIDTH], sum[WIDTH];
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
+            for (u32 j = 0; j < WIDTH; j++) {
                 u32 d = lane + 32 * j;
                 query[j] = d < p.head_dim ? real_to_float(p.query[query_at + d]) : 0.0f;
                 sum[j] = 0.0f;
@@ -39,11 +41,11 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
                 u64 key_at = cache_row(p, pages, k, kv_head);
                 float dot = 0.0f;
 #pragma unroll
-                for (u32 j = 0; j < 8; j++) {
+                for (u32 j = 0; j < WIDTH; j++) {
                     u32 d = lane + 32 * j;
                     if (d < p.head_dim) dot += query[j] * load_cache(p.cache, key_at + d, p.cache_type);
                 }
-                float score = soften(p.scale * warp_sum(dot), p.softcap) - slope * (float)(position - key);
+                float score = apply_softcap(p.scale * warp_sum(dot), p.softcap) - slope * (float)(position - key);
                 float higher = fmaxf(max, score);
                 float old = exp2_approx(1.44269504f * (max - higher));
                 float weight = exp2_approx(1.44269504f * (score - higher));
@@ -51,7 +53,7 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
                 total = total * old + weight;
                 u64 value_at = cache_row(p, pages, k, p.num_kv_heads + kv_head);
 #pragma unroll
-                for (u32 j = 0; j < 8; j++) {
+                for (u32 j = 0; j < WIDTH; j++) {
                     u32 d = lane + 32 * j;
                     if (d < p.head_dim) sum[j] = sum[j] * old + weight * load_cache(p.cache, value_at + d, p.cache_type);
                 }
@@ -59,7 +61,7 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
             float factor = total > 0.0f ? 1.0f / total : 0.0f;
             u64 slot = ((u64)item.partial + i) * p.num_heads + head;
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
+            for (u32 j = 0; j < WIDTH; j++) {
                 u32 d = lane + 32 * j;
                 if (d >= p.head_dim) continue;
                 if (item.partial == NONE) p.output[query_at + d] = float_to_real(sum[j] * factor);
@@ -71,7 +73,8 @@ KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) {
 }
 
 // One warp a merged query and head: a sum of the partials, weighted by exp(lse - max lse).
-KERNEL __launch_bounds__(128) merge_partials(const AttentionParams p) {
+template <u32 WIDTH>
+__device__ __forceinline__ void merge_any(const AttentionParams& p) {
     allow_next();
     wait_for_previous();
     const PlanHeader plan = p.step->plans[p.plan];
@@ -84,7 +87,7 @@ KERNEL __launch_bounds__(128) merge_partials(const AttentionParams p) {
         const u32* slots = words(p.step, plan.merge_slots) + merge.first;
         float max = NEG_INF;
         for (u32 i = 0; i < merge.count; i++) max = fmaxf(max, p.partial_lse[(u64)slots[i] * p.num_heads + head]);
-        float total = 0.0f, sum[8] = {};
+        float total = 0.0f, sum[WIDTH] = {};
         for (u32 i = 0; i < merge.count; i++) {
             u64 slot = (u64)slots[i] * p.num_heads + head;
             float lse = p.partial_lse[slot];
@@ -92,17 +95,23 @@ KERNEL __launch_bounds__(128) merge_partials(const AttentionParams p) {
             float weight = exp2_approx(1.44269504f * (lse - max));
             total += weight;
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
+            for (u32 j = 0; j < WIDTH; j++) {
                 u32 d = lane + 32 * j;
                 if (d < p.head_dim) sum[j] += weight * p.partials[slot * p.head_dim + d];
             }
         }
         float factor = total > 0.0f ? 1.0f / total : 0.0f;
 #pragma unroll
-        for (u32 j = 0; j < 8; j++) {
+        for (u32 j = 0; j < WIDTH; j++) {
             u32 d = lane + 32 * j;
             if (d < p.head_dim)
                 p.output[((u64)merge.query * p.num_heads + head) * p.head_dim + d] = float_to_real(sum[j] * factor);
         }
     }
 }
+
+KERNEL __launch_bounds__(128, 4) attention_any(const AttentionParams p) { attend_any<8>(p); }
+KERNEL __launch_bounds__(128) merge_partials(const AttentionParams p) { merge_any<8>(p); }
+// Latents of 512 + 64.
+KERNEL __launch_bounds__(128, 4) attention_large(const AttentionParams p) { attend_any<18>(p); }
+KERNEL __launch_bounds__(128) merge_large(const AttentionParams p) { merge_any<18>(p); }

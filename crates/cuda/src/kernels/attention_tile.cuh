@@ -91,7 +91,7 @@ __device__ __forceinline__ Seen join_lanes(const Seen& own, bool is_row) {
             __reduce_max_sync(NONE, is_row ? own.begin : 0), __reduce_min_sync(NONE, is_row ? own.end : NONE)};
 }
 
-// `soften` with fewer instructions, of which there is one set for each score.
+// `apply_softcap` with fewer instructions, of which there is one set for each score.
 __device__ __forceinline__ float soften_fast(float x, float cap) {
     return cap > 0.0f ? cap - __fdividef(2.0f * cap, 1.0f + exp2_approx(2.0f * LOG2E * __fdividef(x, cap))) : x;
 }

@@ -96,6 +96,129 @@ KERNEL __launch_bounds__(256) row_norm(const NormParams p) {
     for (u32 i = threadIdx.x + KEPT * 256; i < chunks; i += 256) finish(i, in[i], weights[2 * i], weights[2 * i + 1]);
 }
 
+struct QuantizeParams {
+    const StepHeader* step;
+    const real* input;   // [tokens, cols]
+    const float* weight; // of a norm, or null
+    const float* bias;   // or null
+    u8* output;          // [tokens, cols], e4m3
+    float* scales;       // [tokens]
+    u32 cols;
+    float eps;
+    u32 is_layer_norm;
+};
+
+__device__ __forceinline__ float block_max(float x, float* shared) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(NONE, x, distance));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++) x = fmaxf(x, shared[i]);
+    return x;
+}
+
+// Gives all chunks of a row to a lambda: those that are kept, then those that are read again each time.
+// Written out: an index that is not known when it is compiled would put `kept` into memory.
+#define KEPT_CHUNK(use, k) if (threadIdx.x + k * 256 < chunks) use(threadIdx.x + k * 256, kept[k])
+#define EACH_CHUNK(use)                                                                \
+    do {                                                                               \
+        KEPT_CHUNK(use, 0);                                                            \
+        KEPT_CHUNK(use, 1);                                                            \
+        KEPT_CHUNK(use, 2);                                                            \
+        KEPT_CHUNK(use, 3);                                                            \
+        for (u32 i = threadIdx.x + KEPT * 256; i < chunks; i += 256) use(i, in[i]);    \
+    } while (0)
+
+// One block a row: normed, if there is a norm, and rounded to e4m3 such that its largest value is 448.
+KERNEL __launch_bounds__(256) quantize_rows(const QuantizeParams p) {
+    __shared__ float shared[8];
+    allow_next();
+    wait_for_previous();
+    u32 row = blockIdx.x, chunks = p.cols / 8;
+    if (row >= p.step->num_tokens) return;
+    const Eight* in = reinterpret_cast<const Eight*>(p.input + (u64)row * p.cols);
+    constexpr u32 KEPT = 4;
+    Eight kept[KEPT];
+#pragma unroll
+    for (u32 k = 0; k < KEPT; k++) {
+        u32 i = threadIdx.x + k * 256;
+        kept[k] = i < chunks ? in[i] : Eight{};
+    }
+    float mean = 0.0f, factor = 1.0f;
+    if (p.weight) {
+        float total = 0.0f;
+        if (p.is_layer_norm) {
+            auto add = [&](u32, const Eight& raw) {
+                float v[8];
+                unpack8(raw, v);
+#pragma unroll
+                for (int j = 0; j < 8; j++) total += v[j];
+            };
+            EACH_CHUNK(add);
+            mean = block_sum(total, shared) / (float)p.cols;
+            total = 0.0f;
+        }
+        auto add_squares = [&](u32, const Eight& raw) {
+            float v[8];
+            unpack8(raw, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) total += (v[j] - mean) * (v[j] - mean);
+        };
+        EACH_CHUNK(add_squares);
+        factor = rsqrtf(block_sum(total, shared) / (float)p.cols + p.eps);
+    }
+    auto values = [&](u32 i, const Eight& raw, float(&v)[8]) {
+        unpack8(raw, v);
+        if (!p.weight) return;
+        const float4* weights = reinterpret_cast<const float4*>(p.weight);
+        const float4 low = weights[2 * i], high = weights[2 * i + 1];
+        const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * factor * weight[j] + (p.bias ? p.bias[8 * i + j] : 0.0f);
+    };
+    float largest = 0.0f;
+    auto look = [&](u32 i, const Eight& raw) {
+        float v[8];
+        values(i, raw, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
+    };
+    EACH_CHUNK(look);
+    largest = fmaxf(block_max(largest, shared), 1e-20f);
+    float inverse = 448.0f / largest;
+    if (threadIdx.x == 0) p.scales[row] = largest / 448.0f;
+    auto store = [&](u32 i, const Eight& raw) {
+        float v[8];
+        u8 codes[8];
+        values(i, raw, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) codes[j] = float_to_e4m3(v[j] * inverse);
+        uint2 packed;
+        packed.x = codes[0] | codes[1] << 8 | codes[2] << 16 | (u32)codes[3] << 24;
+        packed.y = codes[4] | codes[5] << 8 | codes[6] << 16 | (u32)codes[7] << 24;
+        *reinterpret_cast<uint2*>(p.output + (u64)row * p.cols + 8 * i) = packed;
+    };
+    EACH_CHUNK(store);
+}
+
+struct OrderParams {
+    const StepHeader* step;
+    const real* input;  // [rows, cols]
+    const u32* columns; // [cols]
+    real* output;       // [rows, cols]
+    u32 cols;
+};
+
+// The columns of a row in the order of a weight's.
+KERNEL __launch_bounds__(256) order_columns(const OrderParams p) {
+    allow_next();
+    wait_for_previous();
+    u64 start = (u64)blockIdx.x * p.cols;
+    for (u32 i = threadIdx.x; i < p.cols; i += 256) p.output[start + i] = p.input[start + p.columns[i]];
+}
+
 struct RopeParams {
     const StepHeader* step;
     const real* projected;   // [tokens, (heads + 2 kv_heads) * head_dim]
@@ -107,6 +230,7 @@ struct RopeParams {
     u8* cache;               // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     u32 num_heads, num_kv_heads, head_dim, half_rotary;
     u32 interleaved, block_shift, cache_type; // as `store_cache` numbers them
+    u32 lane;                                 // whose slots
     float q_eps, k_eps, rope_scale;
 };
 
@@ -160,7 +284,7 @@ KERNEL __launch_bounds__(128) rope_and_cache(const RopeParams p) {
         for (u32 i = lane; i < p.head_dim; i += 32) out[i] = float_to_real(values[i]);
         return;
     }
-    u32 slot = words(p.step, p.step->slots)[token];
+    u32 slot = lane_slots(p.step, p.lane)[token];
     u64 block = slot >> p.block_shift;
     u32 offset = slot & ((1u << p.block_shift) - 1);
     u32 plane_head = head - p.num_heads; // k heads, then v heads
@@ -182,7 +306,7 @@ KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
         sines[threadIdx.x] = sin * p.rope_scale;
         cosines[threadIdx.x] = cos * p.rope_scale;
     }
-    u32 slot = words(p.step, p.step->slots)[token];
+    u32 slot = lane_slots(p.step, p.lane)[token];
     __syncthreads();
     wait_for_previous();
     u32 num_heads = p.num_heads + 2 * p.num_kv_heads;
@@ -266,6 +390,26 @@ KERNEL __launch_bounds__(256) gated_activation(const ActivateParams p) {
     }
 }
 
+struct ActivateRowsParams {
+    real* values;
+    u64 count; // a multiple of 8
+    u32 activation;
+};
+
+// In place, for products without a gate.
+KERNEL __launch_bounds__(256) activate_rows(const ActivateRowsParams p) {
+    allow_next();
+    wait_for_previous();
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < p.count / 8; i += (u64)gridDim.x * 256) {
+        Eight* at = reinterpret_cast<Eight*>(p.values + 8 * i);
+        float v[8];
+        unpack8(*at, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = activate(p.activation, v[j]);
+        *at = pack8(v);
+    }
+}
+
 struct BiasParams {
     real* values;      // [rows, width]
     const float* bias; // [width]
@@ -290,7 +434,7 @@ KERNEL __launch_bounds__(256) softcap(const SoftcapParams p) {
     allow_next();
     wait_for_previous();
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < p.count; i += (u64)gridDim.x * 256)
-        p.values[i] = soften(p.values[i], p.cap);
+        p.values[i] = apply_softcap(p.values[i], p.cap);
 }
 
 struct KeepParams {
@@ -365,6 +509,29 @@ KERNEL __launch_bounds__(256) fill_random(const FillParams p) {
         for (u32 j = 0; j < 8 && i * 8 + j < p.count; j++) {
             float value = __fsub_rn(__fmul_rn((float)(u8)(random >> 8 * j), p.step), p.largest);
             store_cache(reinterpret_cast<u8*>(p.output), i * 8 + j, value, p.format);
+        }
+    }
+}
+
+struct FillBytesParams {
+    u8* output;
+    u64 first, count; // bytes before these in the sequence; a multiple of eight
+    u64 seed;
+    u32 block_bytes, header_bytes, mask, reserved;
+    u64 header_low, header_high; // sixteen bytes
+};
+
+// Random bytes of a block format, as the host makes them: the first ones of each block are given.
+KERNEL __launch_bounds__(256) fill_bytes(const FillBytesParams p) {
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i * 8 < p.count; i += (u64)gridDim.x * 256) {
+        u64 random = p.seed + (p.first / 8 + i + 1) * 0x9e3779b97f4a7c15ull;
+        random = (random ^ random >> 30) * 0xbf58476d1ce4e5b9ull;
+        random = (random ^ random >> 27) * 0x94d049bb133111ebull;
+        random ^= random >> 31;
+        for (u32 j = 0; j < 8 && i * 8 + j < p.count; j++) {
+            u32 at = (u32)((p.first + i * 8 + j) % p.block_bytes);
+            p.output[i * 8 + j] = at < p.header_bytes ? (u8)((at < 8 ? p.header_low : p.header_high) >> 8 * (at % 8))
+                                                       : (u8)(random >> 8 * j) & (u8)p.mask;
         }
     }
 }

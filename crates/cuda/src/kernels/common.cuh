@@ -26,7 +26,7 @@ struct StepHeader {
     u32 num_tokens, num_logit_rows, num_samples;
     u32 token_ids, positions, slots, pages, logit_rows, samples, history, biases;
     u32 copies, masks, reserved[3];
-    PlanHeader plans[8];
+    PlanHeader plans[16];
 };
 
 struct AttentionItem {
@@ -52,6 +52,11 @@ __device__ __forceinline__ const u32* words(const StepHeader* step, u32 offset) 
     return reinterpret_cast<const u32*>(step) + offset;
 }
 
+// Where the tokens of a step are written in one lane of the cache.
+__device__ __forceinline__ const u32* lane_slots(const StepHeader* step, u32 lane) {
+    return words(step, step->slots) + (u64)lane * step->num_tokens;
+}
+
 // ---- Programmatic dependent launch: a kernel may start while the one before it drains, but reads nothing of its results
 // before `wait_for_previous`. Every kernel waits, so that a kernel is never more than one ahead.
 
@@ -67,7 +72,7 @@ __device__ __forceinline__ void allow_next() {
 #endif
 }
 
-// ---- The second cache.
+// ---- The L2.
 
 // For lines that are read once in a step, as most weights are: they make room first.
 __device__ __forceinline__ u64 read_once() {
@@ -197,12 +202,14 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-__device__ __forceinline__ float soften(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
+__device__ __forceinline__ float apply_softcap(float x, float cap) { return cap > 0.0f ? cap * tanhf(x / cap) : x; }
 
 __device__ __forceinline__ float activate(u32 kind, float x) {
     if (kind == 0) return x / (1.0f + exp2_approx(-1.44269504f * x));
     if (kind == 1) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-    return 0.5f * x * (1.0f + erff(0.70710678f * x));
+    if (kind == 2) return 0.5f * x * (1.0f + erff(0.70710678f * x));
+    float positive = fmaxf(x, 0.0f);
+    return kind == 3 ? positive : positive * positive;
 }
 
 // ---- What a projection to queries, keys and values ends with.

@@ -1,4 +1,5 @@
-// Gate and up of eight tokens and more where there is wgmma (sm_90a), bf16 weights:
+// Gate and up of eight tokens and more where there is wgmma (sm_90a), bf16 weights, or e4m3 on both sides where FP8 is 1, with a scale
+// for each token and each row of the weight, which multiply the sums at the end:
 // `output = activation(input · gateᵀ) * (input · upᵀ)`. A library's product would write both halves to memory for another
 // kernel to read.
 //
@@ -9,12 +10,21 @@
 //
 // Many tokens: two blocks of a cluster take 256 tokens by `WIDTH` outputs at a time, 128 tokens each, 64 a warpgroup, and
 // each fetches gate or up for both. Clusters go through groups of tokens, and in a group through the outputs, so that the
-// group's input stays in the second cache. There are two widths, because with few tokens it matters how many rounds the tiles take.
+// group's input stays in the L2. There are two widths, because with few tokens it matters how many rounds the tiles take.
 //
 // Few tokens: a block takes all of up to 128, or of up to 64, by 128 outputs. The weights' way from memory is what takes the time.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// Columns of a stage: 128 bytes.
+#define COLUMNS (FP8 ? 128 : 64)
+#if FP8
+#define PRODUCT_KIND "k32.f32.e4m3.e4m3 {"
+#define PRODUCT_FLAGS ", p, 1, 1;\n}"
+#else
+#define PRODUCT_KIND "k16.f32.bf16.bf16 {"
+#define PRODUCT_FLAGS ", p, 1, 1, 0, 0;\n}"
+#endif
 #define CONSUMERS 256 // threads that multiply
 
 // `gated.rs` knows these numbers too.
@@ -26,14 +36,16 @@ struct Shape {
 };
 
 struct GatedParams {
-    TensorMap input;      // boxes of TOKENS rows by 64 columns
-    TensorMap weight;     // boxes of OUTPUTS rows by 64 columns
+    TensorMap input;      // boxes of TOKENS rows by COLUMNS columns
+    TensorMap weight;     // boxes of OUTPUTS rows by COLUMNS columns
     TensorMap output_map; // boxes of 64 rows by 64 columns
     bf16* output;
     u32 width, num_tokens;
-    u32 num_chunks; // of 64 columns
+    u32 num_chunks; // of COLUMNS columns
     u32 group;      // token tiles of a group
     u32 activation;
+    const float* input_scales;  // [num_tokens], of e4m3
+    const float* weight_scales; // [2 * width]
 };
 
 // ---- A cluster.
@@ -56,7 +68,7 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
 
 // ---- Copies.
 
-// With a policy for the second cache.
+// With a policy for the L2.
 __device__ __forceinline__ void load_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::
@@ -115,16 +127,16 @@ struct Ring {
         u32 to = stages + stage * STAGE_BYTES + TOKEN_BYTES, barrier = full + stage * 8;
         expect_bytes(barrier, STAGE_BYTES);
         if constexpr (SHAPE::CLUSTER == 2) {
-            load_shared_box(to + rank * BOX_BYTES, &p.weight, chunk * 64, output + rank * p.width, barrier, policy);
+            load_shared_box(to + rank * BOX_BYTES, &p.weight, chunk * COLUMNS, output + rank * p.width, barrier, policy);
         } else {
 #pragma unroll
             for (u32 box = 0; box < 2 * SHAPE::WIDTH / SHAPE::OUTPUTS; box++)
-                load_box(to + box * BOX_BYTES, &p.weight, chunk * 64, output + box / 2 * SHAPE::OUTPUTS + box % 2 * p.width, barrier,
+                load_box(to + box * BOX_BYTES, &p.weight, chunk * COLUMNS, output + box / 2 * SHAPE::OUTPUTS + box % 2 * p.width, barrier,
                          policy);
         }
     }
     __device__ __forceinline__ void load_tokens(const GatedParams& p, u32 stage, u32 chunk, u32 token) const {
-        load_box(stages + stage * STAGE_BYTES, &p.input, chunk * 64, token + rank * SHAPE::TOKENS, full + stage * 8);
+        load_box(stages + stage * STAGE_BYTES, &p.input, chunk * COLUMNS, token + rank * SHAPE::TOKENS, full + stage * 8);
     }
 };
 
@@ -152,14 +164,14 @@ __device__ __forceinline__ void feed(const GatedParams& p, const Ring<SHAPE>& ri
 
 __device__ __forceinline__ void multiply(float (&sums)[32][4], u64 tokens, u64 rows, u32 adds) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" PRODUCT_KIND
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
         "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
         "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,"
         "%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,"
         "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,"
         "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-        "}, %128, %129, p, 1, 1, 0, 0;\n}"
+        "}, %128, %129" PRODUCT_FLAGS
         : THIRTY_TWO(sums, 0), THIRTY_TWO(sums, 8), THIRTY_TWO(sums, 16), THIRTY_TWO(sums, 24)
         : "l"(tokens), "l"(rows), "r"(adds)
         : "memory");
@@ -167,14 +179,14 @@ __device__ __forceinline__ void multiply(float (&sums)[32][4], u64 tokens, u64 r
 
 __device__ __forceinline__ void multiply(float (&sums)[28][4], u64 tokens, u64 rows, u32 adds) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\nwgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\nwgmma.mma_async.sync.aligned.m64n224" PRODUCT_KIND
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
         "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
         "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,"
         "%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,"
         "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,"
         "%110,%111"
-        "}, %112, %113, p, 1, 1, 0, 0;\n}"
+        "}, %112, %113" PRODUCT_FLAGS
         : THIRTY_TWO(sums, 0), THIRTY_TWO(sums, 8), THIRTY_TWO(sums, 16), FOUR(sums, 24), FOUR(sums, 25), FOUR(sums, 26), FOUR(sums, 27)
         : "l"(tokens), "l"(rows), "r"(adds)
         : "memory");
@@ -182,11 +194,11 @@ __device__ __forceinline__ void multiply(float (&sums)[28][4], u64 tokens, u64 r
 
 __device__ __forceinline__ void multiply(float (&sums)[16][4], u64 tokens, u64 rows, u32 adds) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" PRODUCT_KIND
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
         "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"
         "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-        "}, %64, %65, p, 1, 1, 0, 0;\n}"
+        "}, %64, %65" PRODUCT_FLAGS
         : THIRTY_TWO(sums, 0), THIRTY_TWO(sums, 8)
         : "l"(tokens), "l"(rows), "r"(adds)
         : "memory");
@@ -207,9 +219,15 @@ __device__ __forceinline__ u32 result_place(u32 results, u32 row, u32 chunk) {
 
 // A warp has 16 tokens by 16 outputs at a time, as the tensor cores leave them.
 template <u32 KIND, u32 OUTPUTS>
-__device__ __forceinline__ void stage_results(u32 results, const float (&sums)[OUTPUTS / 4][4]) {
+__device__ __forceinline__ void stage_results(const GatedParams& p, u32 token, u32 output, u32 results, const float (&sums)[OUTPUTS / 4][4]) {
     constexpr u32 UP = OUTPUTS / 8;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#if FP8
+    // Of the two tokens that a thread has, and then of two outputs at a time.
+    u32 first = token + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const float tokens[2] = {p.input_scales[min(first, p.num_tokens - 1)], p.input_scales[min(first + 8, p.num_tokens - 1)]};
+    const float* outputs = p.weight_scales + output + lane % 4 * 2;
+#endif
 #pragma unroll
     for (u32 i = 0; i < UP; i += 2) {
         u32 words[4];
@@ -217,6 +235,14 @@ __device__ __forceinline__ void stage_results(u32 results, const float (&sums)[O
         for (u32 j = 0; j < 4; j++) {
             const float* gate = sums[i + j / 2] + j % 2 * 2;
             const float* up = sums[UP + i + j / 2] + j % 2 * 2;
+#if FP8
+            const float2 of_gate = *reinterpret_cast<const float2*>(outputs + (i + j / 2) * 8);
+            const float2 of_up = *reinterpret_cast<const float2*>(outputs + p.width + (i + j / 2) * 8);
+            const float scale = tokens[j % 2];
+            words[j] = pack_bf16(activate_fast<KIND>(gate[0] * (scale * of_gate.x)) * (up[0] * (scale * of_up.x)),
+                                 activate_fast<KIND>(gate[1] * (scale * of_gate.y)) * (up[1] * (scale * of_up.y)));
+            continue;
+#endif
             words[j] = pack_bf16(activate_fast<KIND>(gate[0]) * up[0], activate_fast<KIND>(gate[1]) * up[1]);
         }
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(result_place(results, row, i + lane / 16)),
@@ -233,9 +259,9 @@ __device__ __forceinline__ void finish(const GatedParams& p, u32 token, u32 outp
     auto meet = [] { asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory"); };
     if (leads) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     meet();
-    if (p.activation == 0) stage_results<0, OUTPUTS>(results, sums);
-    else if (p.activation == 1) stage_results<1, OUTPUTS>(results, sums);
-    else stage_results<2, OUTPUTS>(results, sums);
+    if (p.activation == 0) stage_results<0, OUTPUTS>(p, token, output, results, sums);
+    else if (p.activation == 1) stage_results<1, OUTPUTS>(p, token, output, results, sums);
+    else stage_results<2, OUTPUTS>(p, token, output, results, sums);
     fence_async();
     meet();
     if constexpr (OUTPUTS % 64 == 0) {

@@ -1,6 +1,6 @@
 // Products of quantised weights with some rows of activations (tokens), on tensor cores (mma.m16n8k16). BITS of a weight and
 // TILES of eight tokens that a block takes are defined by the caller; where there are more tokens, neighbouring blocks take the
-// next ones, out of the second cache.
+// next ones, out of the L2.
 //
 // Weights are packed when they are loaded (`pack` in `product.cu`), into records of 16 rows by 64 columns, one behind the other
 // along a row: first four bits of every value, in the order in which the lanes of a warp want them, then the bits above,
@@ -11,8 +11,8 @@
 // which the high one goes into the mantissa of 2048. So nothing is rounded but the activations, and scales are applied in f32.
 // Of 6 and 8 bits zero is 32 and 128: the excess is 160, and 2048 + 128 + 128.
 //
-// The warps of a block share the columns of ROW_TILES of 16 rows, gate and up in turns, and join their sums at the end. Records
-// and the activations come through shared memory, in a ring of each warp's own: on their way from the second cache they would
+// The warps of a block share the columns of ROW_TILES of 16 rows, gate and up interleaved, and join their sums at the end. Records
+// and the activations come through shared memory, in a ring of each warp's own: on their way from the L2 they would
 // keep a warp waiting.
 
 __device__ constexpr u32 HIGH = HIGH_BITS, RECORD = record_bytes(BITS), SCALES = scales_start(BITS);
@@ -193,7 +193,7 @@ __device__ __forceinline__ void multiply(
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_own = ((p.cols + 63) / 64 + WARPS - 1 - warp) / WARPS;
     u8* own = ring + warp * STAGES * STAGE;
     u32 own_at = (u32)__cvta_generic_to_shared(own);
-    // What is asked for next, by this lane: its chunks of 16 bytes of each record, and (eight lanes a token) of the activations.
+    // What is asked for next, by this lane: its chunks of 16 bytes of each record, and (eight lanes per token) of the activations.
     const u8* weights[ROW_TILES];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) weights[r] = tiles[r] + warp * RECORD + lane * 16;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void product(const ProductParams& p) {
                 float times = up[j] + (p.bias ? p.bias[p.num_rows + row] : 0.0f);
                 output[at] = float_to_bf16(activate(p.activation, value) * times);
             } else if (p.is_f32) {
-                reinterpret_cast<float*>(p.output)[at] = soften(value, p.softcap);
+                reinterpret_cast<float*>(p.output)[at] = apply_softcap(value, p.softcap);
             } else {
                 output[at] = float_to_bf16(p.accumulate ? bf16_to_float(output[at]) + value : value);
             }

@@ -6,6 +6,7 @@
 // 8 consecutive values at a time (`Chunk`), two chunks in flight: on an H200 more were slower, not faster.
 
 enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL };
+// 22 is e4m3, whose scales lie beside it: it is only converted here, products are those of `skinny.cu` and of libraries.
 
 #if FORMAT == 1 || FORMAT == 2
 struct Chunk {
@@ -26,6 +27,15 @@ struct Chunk {
             v[2 * j + 1] = f16_to_float((u16)(w[j] >> 16));
         }
 #endif
+    }
+};
+#elif FORMAT == 22
+struct Chunk {
+    uint2 raw;
+    __device__ __forceinline__ void load(const u8* row, u32 i) { raw = *reinterpret_cast<const uint2*>(row + i); }
+    __device__ __forceinline__ void decode(float (&v)[8]) const {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = e4m3_to_float((u8)((j < 4 ? raw.x : raw.y) >> j % 4 * 8));
     }
 };
 #elif FORMAT == 0
@@ -140,6 +150,8 @@ struct Chunk {
 };
 #endif
 
+#ifndef EXPERTS // which need no more
+
 // One block a token.
 KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
     allow_next();
@@ -154,7 +166,14 @@ KERNEL __launch_bounds__(128) embed(const EmbedParams p) {
         chunk.decode(v);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= p.scale;
-        *reinterpret_cast<Eight*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8(v);
+        Eight* out = reinterpret_cast<Eight*>(p.output + (u64)blockIdx.x * p.cols + i);
+        if (p.adds_positions) {
+            float before[8];
+            unpack8(*out, before);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] += before[j];
+        }
+        *out = pack8(v);
     }
 }
 
@@ -164,6 +183,8 @@ struct ConvertParams {
     u64 row_bytes;
     real* output; // [num_rows, cols]
     u32 num_rows, cols;
+    u32 first_row, across; // of e4m3: the number of the first row; blocks of 128 by 128 side by side, or 0: scales of rows
+    const float* scales;
 };
 
 KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
@@ -175,11 +196,17 @@ KERNEL __launch_bounds__(128) convert(const ConvertParams p) {
         float v[8];
         chunk.load(row, i);
         chunk.decode(v);
+#if FORMAT == 22
+        u32 number = p.first_row + blockIdx.x;
+        float scale = p.scales[p.across ? number / 128 * p.across + i / 128 : number];
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] *= scale;
+#endif
         *reinterpret_cast<Eight*>(p.output + (u64)blockIdx.x * p.cols + i) = pack8(v);
     }
 }
 
-#if FORMAT != 1 || defined(F32_ACTIVATIONS) // which else becomes bf16
+#if (FORMAT != 1 || defined(F32_ACTIVATIONS)) && FORMAT != 22 // f16 else becomes bf16
 struct ProductParams {
     const u8* weight; // [num_rows, cols] in this format
     u64 row_bytes;
@@ -255,7 +282,7 @@ __device__ __forceinline__ void product(const ProductParams& p) {
         u64 at = (u64)m * p.output_stride + row;
         float result = sum[0][m] + bias;
         if (p.is_f32) {
-            reinterpret_cast<float*>(p.output)[at] = soften(result, p.softcap);
+            reinterpret_cast<float*>(p.output)[at] = apply_softcap(result, p.softcap);
         } else {
             real* output = reinterpret_cast<real*>(p.output);
             output[at] = float_to_real(p.accumulate ? real_to_float(output[at]) + result : result);
@@ -385,4 +412,6 @@ KERNEL __launch_bounds__(128) pack(const PackParams p) {
         }
     }
 }
+#endif
+
 #endif

@@ -1,13 +1,13 @@
 // One token from each row of logits. `baton_backend::sampling` defines what must come out, to the last bit of the weights:
 // probabilities are integers (2^40 for the most likely token), so that sums do not depend on who adds what.
 //
-// Three kernels. `sample_prepare` (many blocks a row) applies biases, penalties and the mask and finds each part's largest logit.
+// Three kernels. `sample_prepare` (many blocks per row) applies biases, penalties and the mask and finds each part's largest logit.
 // `sample_choose` is then done at once for a greedy row. `sample_score` is launched for steps that want log-probabilities; it is
-// compiled beside the others. With few rows several blocks share one: each takes a stretch of the vocabulary, and they meet
+// compiled beside the others. With few rows several blocks share one: each takes a span of the vocabulary, and they meet
 // after each pass (`Row`). There are never more blocks than fit the device at once, so that all of them arrive.
 //
 // Never a sort. With top-k or top-p one pass lists the best tokens: those that reach the n-th largest of 256 maxima of as many
-// stretches, of which there must be n at least. What is kept of a short list is found by comparing each with each. Where a
+// spans, of which there must be n at least. What is kept of a short list is found by comparing each with each. Where a
 // list would be too long, or is too short for top-p, the cut is found by a radix search over the bits of the logits (four
 // passes of 8 bits, counting tokens or adding weights), and two more passes draw in the order of the ids.
 
@@ -15,8 +15,8 @@
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define MAX_TOP 512
-#define MAX_LISTED 512
-#define STRETCHES 256
+#define MAX_CANDIDATES 512
+#define SPANS 256
 #define RESULT_WORDS 5
 
 struct SampleParams {
@@ -28,16 +28,16 @@ struct SampleParams {
     u32* drawn;          // [samples], for the next step
     u32* results;        // [samples, RESULT_WORDS]: token, logprob, rank, number of top tokens, normaliser
     u32* top;            // [samples, MAX_TOP]: (token, logit)
-    struct Meeting* meetings; // [samples]
+    struct RowSync* row_syncs; // [samples]
     u64* bins;           // [shared rows, 3, 256]: of rows that have several blocks
-    u32* stretches;      // [listed rows, STRETCHES]: the key of each one's largest logit
-    uint2* listed;       // [listed rows, MAX_LISTED]: token, logit
+    u32* spans;        // [candidate rows, SPANS]: the key of each one's largest logit
+    uint2* candidates;       // [candidate rows, MAX_CANDIDATES]: token, logit
     u32 vocab, max_shared_rows, max_listed_rows;
 };
 
-// Where the blocks of a row leave what the others must know. Three of each, in turns: when one is written, all blocks are done
+// Where the blocks of a row leave what the others must know. Three of each, interleaved: when one is written, all blocks are done
 // with the one before the last.
-struct Meeting {
+struct RowSync {
     u64 sums[3][PARTS];
     u32 counts[3][PARTS];
     u32 arrived, place, token, num_listed;
@@ -88,8 +88,8 @@ struct Shared {
     u32 warp_equals[WARPS];
     u64 value, total;
     u32 choice;
-    u64 weights[MAX_LISTED];
-    u32 keys[MAX_LISTED], ids[MAX_LISTED];
+    u64 weights[MAX_CANDIDATES];
+    u32 keys[MAX_CANDIDATES], ids[MAX_CANDIDATES];
 };
 
 __device__ __forceinline__ u64 warp_sum_u64(u64 x) {
@@ -119,10 +119,10 @@ __device__ u64 block_sum_u64(u64 x, Shared& s) {
     return sum;
 }
 
-// The blocks of a row: this one's stretch of the vocabulary, and where they meet.
+// The blocks of a row: this one's span of the vocabulary, and where they meet.
 struct Row {
-    Meeting* meeting;
-    u64 (*bins)[256]; // [3], in turns as well: what was read in the round before is cleared for the next
+    RowSync* meeting;
+    u64 (*bins)[256]; // [3], interleaved as well: what was read in the round before is cleared for the next
     u32 start, end, block, num_blocks, round;
 
     // All blocks have come here.
@@ -178,7 +178,7 @@ __device__ __forceinline__ Row row_of(const SampleParams& p, u32 round) {
     u32 number = blockIdx.y, share = ((p.vocab + gridDim.x - 1) / gridDim.x + 31) / 32 * 32;
     u32 start = min(blockIdx.x * share, p.vocab);
     auto bins = reinterpret_cast<u64(*)[256]>(p.bins + (gridDim.x > 1 ? number * 3 * 256 : 0));
-    return {p.meetings + number, bins, start, min(start + share, p.vocab), blockIdx.x, gridDim.x, round};
+    return {p.row_syncs + number, bins, start, min(start + share, p.vocab), blockIdx.x, gridDim.x, round};
 }
 
 // A set of the most likely tokens: those with a larger key, and the first `equals` (by id) of those with this one.

@@ -57,8 +57,8 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
     const SampleRow row = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[sample];
     bool is_greedy = row.temperature <= 0.0f && row.forced == NONE && row.num_logprobs == NONE;
     if (blockIdx.x == 0 && !is_greedy) {
-        u32* meeting = reinterpret_cast<u32*>(p.meetings + sample);
-        for (u32 i = threadIdx.x; i < sizeof(Meeting) / 4; i += 256) meeting[i] = 0;
+        u32* meeting = reinterpret_cast<u32*>(p.row_syncs + sample);
+        for (u32 i = threadIdx.x; i < sizeof(RowSync) / 4; i += 256) meeting[i] = 0;
         if (gridDim.y <= p.max_shared_rows)
             for (u32 i = threadIdx.x; i < 3 * 256; i += 256) p.bins[sample * 3 * 256 + i] = 0;
     }
@@ -103,7 +103,7 @@ KERNEL __launch_bounds__(256) sample_prepare(const SampleParams p) {
     warp_best(max, best);
     if (threadIdx.x % 32 == 0) {
         if (sample < p.max_listed_rows && !is_greedy)
-            p.stretches[sample * STRETCHES + blockIdx.x * 8 + threadIdx.x / 32] = key_of(max);
+            p.spans[sample * SPANS + blockIdx.x * 8 + threadIdx.x / 32] = key_of(max);
         shared_max[threadIdx.x / 32] = max;
         shared_best[threadIdx.x / 32] = best;
     }
@@ -121,37 +121,37 @@ __device__ Outcome draw_listed(
     const float* logits, Row& row, const Scale& scale, const SampleRow& sample, const SampleParams& p, Shared& s) {
     u32 number = blockIdx.y, thread = threadIdx.x;
     bool has_top_k = sample.top_k > 0 && sample.top_k < p.vocab;
-    u32 rank = has_top_k ? sample.top_k : STRETCHES * 11 / 16;
-    if (rank > STRETCHES * 3 / 4 || number >= p.max_listed_rows || (!has_top_k && sample.top_p >= 1.0f)) return UNKNOWN;
+    u32 rank = has_top_k ? sample.top_k : SPANS * 11 / 16;
+    if (rank > SPANS * 3 / 4 || number >= p.max_listed_rows || (!has_top_k && sample.top_p >= 1.0f)) return UNKNOWN;
     // The threshold: so many are as good.
-    if (thread < STRETCHES) s.keys[thread] = p.stretches[number * STRETCHES + thread];
+    if (thread < SPANS) s.keys[thread] = p.spans[number * SPANS + thread];
     __syncthreads();
-    if (thread < STRETCHES) {
+    if (thread < SPANS) {
         u32 own = s.keys[thread], better = 0;
-        for (u32 i = 0; i < STRETCHES; i++) better += s.keys[i] > own || (s.keys[i] == own && i < thread);
+        for (u32 i = 0; i < SPANS; i++) better += s.keys[i] > own || (s.keys[i] == own && i < thread);
         if (better == rank - 1) s.choice = own;
     }
     __syncthreads();
     u32 threshold = s.choice;
     u64 total = 0;
-    uint2* listed = p.listed + number * MAX_LISTED;
+    uint2* candidates = p.candidates + number * MAX_CANDIDATES;
     row.for_all(logits, [&](u32 id, float logit) {
         if (!has_top_k) total += scale.weight(logit);
         if (key_of(logit) < threshold || logit == NEG_INF) return;
         u32 place = atomicAdd(&row.meeting->num_listed, 1);
-        if (place < MAX_LISTED) listed[place] = make_uint2(id, __float_as_uint(logit));
+        if (place < MAX_CANDIDATES) candidates[place] = make_uint2(id, __float_as_uint(logit));
     });
     if (!has_top_k) total = block_sum_u64(total, s);
     u32 count = 0;
     row.tell(total, count);
     total = warp_sum_u64(total);
     count = __ldcg(&row.meeting->num_listed);
-    if (count > MAX_LISTED) return UNKNOWN;
+    if (count > MAX_CANDIDATES) return UNKNOWN;
     // Each block looks at the list, so that all come to the same end.
     u64 weight = 0, better_weight = 0;
     u32 key = 0, id = NONE, better = 0;
     if (thread < count) {
-        uint2 entry = __ldcg(listed + thread);
+        uint2 entry = __ldcg(candidates + thread);
         id = entry.x;
         key = key_of(__uint_as_float(entry.y));
         weight = scale.weight(__uint_as_float(entry.y));

@@ -64,6 +64,6 @@ KERNEL __launch_bounds__(THREADS, 2) sample_score(const SampleParams p) {
     if (number >= p.step->num_samples) return;
     const SampleRow sample = reinterpret_cast<const SampleRow*>(words(p.step, p.step->samples))[number];
     if (sample.forced == NONE && sample.num_logprobs == NONE) return;
-    Row row = row_of(p, p.meetings[number].rounds);
-    score(p, sample, row, p.meetings[number].token, s);
+    Row row = row_of(p, p.row_syncs[number].rounds);
+    score(p, sample, row, p.row_syncs[number].token, s);
 }

@@ -1,4 +1,4 @@
-// Products of bf16 weights with at most 16 rows of activations (tokens), on tensor cores (mma.m16n8k16) and fused with what
+// Products of bf16 or e4m3 weights with at most 16 rows of activations (tokens), on tensor cores (mma.m16n8k16) and fused with what
 // stands around them: the norm before, and after it the residual, the gated activation, or the rotary embedding with the write
 // into the KV cache.
 //
@@ -15,14 +15,19 @@
 // one thread. The norm is split: activations are multiplied with its weight on the way in, and their squares, which every
 // warp sees on its way, give the factor of the result.
 
-// TILES of eight tokens are defined by the caller.
+// TILES of eight tokens are defined by the caller, and FP8: 0 for bf16 weights, 1 for e4m3 with a scale a row, 2 for e4m3 with scales
+// of blocks of 128 by 128. e4m3 becomes bf16 on its way from shared memory to the tensor core, exactly: its bits in the place of
+// those of a bf16 are the number times 2^-120, also below the smallest normal one. Activations are not rounded further.
+
+// Columns that a warp takes at a time, 128 bytes of a row, and values in 16 bytes.
+__device__ constexpr u32 UNIT = FP8 ? 128 : 64, VALUES = UNIT / 8;
 
 // Stages of the ring, of 64 columns of 16 rows, a warp.
 __device__ constexpr u32 stages(int warps) { return warps == 16 ? 2 : 3; }
 
 struct SkinnyParams {
     const StepHeader* step;
-    const bf16* weight; // [rows, cols]
+    const u8* weight;   // [rows, cols]; behind e4m3 its scales, [rows] or of blocks
     const bf16* input;  // [tokens, cols]
     const float* norm;  // [cols], used by the kernels that norm
     const float* bias;  // [rows] or null
@@ -31,8 +36,9 @@ struct SkinnyParams {
     u8* cache;          // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     u32 num_rows, cols, num_tokens, output_stride;
     u32 accumulate, activation;
-    u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type;
+    u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type, lane;
     float eps, softcap, rope_scale;
+    u32 across;          // blocks of scales side by side
 };
 
 // Weights wait in shared memory, in a ring of each warp's own, so that no barrier of the block is needed.
@@ -62,29 +68,54 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
     y = pack_bf16(v[2] * weight.z, v[3] * weight.w);
 }
 
+// Two e4m3 of a word, the low ones or the high ones.
+template <bool HIGH>
+__device__ __forceinline__ u32 two_bf16(u32 word) {
+    u32 spread = __byte_perm(word, 0, HIGH ? 0x3424 : 0x1404), y;
+    u32 bits = (spread & 0x80008000u) | (spread >> 4 & 0x07f007f0u);
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(bits), "r"(0x7b807b80u), "r"(0x80008000u));
+    return y;
+}
+
+// sums += 16 bytes of two weight rows times the same columns of a token.
+__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const uint4& w0, const uint4& w1, const uint4 (&x)[VALUES / 8]) {
+#if FP8
+    const u32 a[4] = {w0.x, w0.y, w0.z, w0.w}, b[4] = {w1.x, w1.y, w1.z, w1.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4& inputs = x[i / 2];
+        multiply_add(sums, two_bf16<false>(a[i]), two_bf16<false>(b[i]), two_bf16<true>(a[i]), two_bf16<true>(b[i]),
+                     i % 2 ? inputs.z : inputs.x, i % 2 ? inputs.w : inputs.y);
+    }
+#else
+    multiply_add(sums, w0.x, w1.x, w0.y, w1.y, x[0].x, x[0].y);
+    multiply_add(sums, w0.z, w1.z, w0.w, w1.w, x[0].z, x[0].w);
+#endif
+}
+
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
 template <int WARPS, bool NORMS, bool GATHERS>
 __device__ __forceinline__ void multiply(
-    const SkinnyParams& p, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
+    const SkinnyParams& p, u32 all_rows, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
     constexpr u32 STAGES = stages(WARPS);
-    u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * 64, column = start + lane % 4 * 8;
+    u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * UNIT, column = start + lane % 4 * VALUES;
     u32 ring_at = (u32)__cvta_generic_to_shared(ring);
-    // Eight lanes ask for 128 bytes of a row: whole lines. In units of 8 values.
-    const uint4* weight = reinterpret_cast<const uint4*>(p.weight) + start / 8 + lane % 8;
+    // Eight lanes ask for 128 bytes of a row: whole lines. In units of 16 bytes.
+    const uint4* weight = reinterpret_cast<const uint4*>(p.weight) + start / VALUES + lane % 8;
     u64 rows[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
-        rows[i] = (u64)min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / 8);
+        rows[i] = (u64)min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / VALUES);
     auto load = [&](u32 stage, u32 ahead) {
         if (start + ahead < p.cols) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                copy_16(ring_at + slot<WARPS>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / 8);
+                copy_16(ring_at + slot<WARPS>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / VALUES);
         }
         asm volatile("cp.async.commit_group;");
     };
 #pragma unroll
-    for (u32 s = 0; s < STAGES - 1; s++) load(s, s * WARPS * 64);
+    for (u32 s = 0; s < STAGES - 1; s++) load(s, s * WARPS * UNIT);
     // Where a token's activations begin, in units of 8; tokens that are not there are zero.
     u32 tokens[TILES];
     u32 num_tokens = GATHERS ? p.step->num_logit_rows : p.step->num_tokens;
@@ -97,16 +128,22 @@ __device__ __forceinline__ void multiply(
     wait_for_previous();
     const uint4* inputs = reinterpret_cast<const uint4*>(p.input);
     u32 stage = 0;
-    for (u32 done = 0; start + done < p.cols; done += WARPS * 64, column += WARPS * 64) {
-        uint4 x[TILES][2];
+    for (u32 done = 0; start + done < p.cols; done += WARPS * UNIT, column += WARPS * UNIT) {
+        uint4 x[TILES][2][VALUES / 8];
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                x[t][half] = tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * 4] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int i = 0; i < VALUES / 8; i++)
+                    x[t][half][i] =
+                        tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * (VALUES / 2) + i] : make_uint4(0, 0, 0, 0);
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncwarp();
-        load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * 64);
+        load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * UNIT);
+#if FP8 == 2
+        float unit_sums[TILES][4] = {};
+#endif
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot<WARPS>(stage, lane / 4, lane % 4 + half * 4));
@@ -114,14 +151,31 @@ __device__ __forceinline__ void multiply(
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
                 if (NORMS) {
-                    const float* norm = p.norm + column + half * 32;
-                    scale_inputs(x[t][half].x, x[t][half].y, norm, squares[t]);
-                    scale_inputs(x[t][half].z, x[t][half].w, norm + 4, squares[t]);
+#pragma unroll
+                    for (int i = 0; i < VALUES / 8; i++) {
+                        const float* norm = p.norm + column + half * (4 * VALUES) + i * 8;
+                        scale_inputs(x[t][half][i].x, x[t][half][i].y, norm, squares[t]);
+                        scale_inputs(x[t][half][i].z, x[t][half][i].w, norm + 4, squares[t]);
+                    }
                 }
-                multiply_add(sums[t], w0.x, w1.x, w0.y, w1.y, x[t][half].x, x[t][half].y);
-                multiply_add(sums[t], w0.z, w1.z, w0.w, w1.w, x[t][half].z, x[t][half].w);
+#if FP8 == 2
+                multiply_chunk(unit_sums[t], w0, w1, x[t][half]);
+#else
+                multiply_chunk(sums[t], w0, w1, x[t][half]);
+#endif
             }
         }
+#if FP8 == 2
+        {
+            // A unit lies in one block of columns, and each half of the rows in one of rows.
+            const float* scales = reinterpret_cast<const float*>(p.weight + (u64)all_rows * p.cols) + (start + done) / 128;
+            const float scale[2] = {scales[min(first, last) / 128 * p.across], scales[min(second, last) / 128 * p.across]};
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) sums[t][j] = fmaf(scale[j / 2], unit_sums[t][j], sums[t][j]);
+        }
+#endif
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
@@ -172,6 +226,15 @@ __device__ __forceinline__ bool join(
     return true;
 }
 
+// Of two rows; results are of the first and of the second interleaved by two.
+__device__ __forceinline__ void scale_rows(const SkinnyParams& p, u32 rows, u32 first, u32 second, float (&result)[4]) {
+    if (FP8 != 1) return;
+    const float* scales = reinterpret_cast<const float*>(p.weight + (u64)rows * p.cols);
+    const float scale[2] = {scales[first], scales[second]};
+#pragma unroll
+    for (int j = 0; j < 4; j++) result[j] *= scale[j / 2];
+}
+
 __device__ __forceinline__ u32 token_of(int j) { return threadIdx.x / 32 * 8 + threadIdx.x % 4 * 2 + j % 2; }
 
 // 16 consecutive rows: a plain product, or one that is added to the residual stream.
@@ -182,8 +245,9 @@ __device__ __forceinline__ void linear(const SkinnyParams& p) {
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    multiply<WARPS, NORMS, false>(p, p.num_rows, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    scale_rows(p, p.num_rows, min(at[0], p.num_rows - 1), min(at[1], p.num_rows - 1), result);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
@@ -202,13 +266,14 @@ __device__ __forceinline__ void logits(const SkinnyParams& p) {
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, true>(p, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    multiply<WARPS, NORMS, true>(p, p.num_rows, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    scale_rows(p, p.num_rows, min(at[0], p.num_rows - 1), min(at[1], p.num_rows - 1), result);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
         if (token >= p.num_tokens || column >= p.num_rows) continue;
-        reinterpret_cast<float*>(p.output)[(u64)token * p.output_stride + column] = soften(result[j], p.softcap);
+        reinterpret_cast<float*>(p.output)[(u64)token * p.output_stride + column] = apply_softcap(result[j], p.softcap);
     }
 }
 
@@ -219,8 +284,9 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
     allow_next();
     u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
+    multiply<WARPS, NORMS, false>(p, 2 * p.num_rows, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    scale_rows(p, 2 * p.num_rows, column, p.num_rows + column, result);
     float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -241,11 +307,12 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
     u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, first, first + half, NONE, sums, squares);
+    multiply<WARPS, NORMS, false>(p, p.num_rows, first, first + half, NONE, sums, squares);
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    scale_rows(p, p.num_rows, head * p.head_dim + d, head * p.head_dim + half + d, result);
     bool is_value = head >= p.num_heads + p.num_kv_heads;
     const u32* positions = words(p.step, p.step->positions);
-    const u32* slots = words(p.step, p.step->slots);
+    const u32* slots = lane_slots(p.step, p.lane);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         u32 token = token_of(j);
@@ -275,7 +342,7 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     }
 }
 
-#if TILES == 1 && __CUDA_ARCH__ < 1000
+#if TILES == 1 && __CUDA_ARCH__ < 1000 && FP8 != 2
 #define BLOCKS 2
 #else
 #define BLOCKS 1 // more would spill

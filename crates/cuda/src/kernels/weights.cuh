@@ -13,13 +13,14 @@ struct EmbedParams {
     real* output;     // [tokens, cols]
     u32 first_row, num_rows, cols; // which tokens this part of the weight holds
     float scale;
+    u32 adds_positions; // rows are looked up by position and added to the output; never in packed weights
 };
 
 // The row of this block's token; false if there is no such token, or this part does not have it. The top bit of a token id says
 // that it is the number of a sample of the step before.
 __device__ __forceinline__ bool embedded_row(const EmbedParams& p, u32& row) {
     if (blockIdx.x >= p.step->num_tokens) return false;
-    u32 token = words(p.step, p.step->token_ids)[blockIdx.x];
+    u32 token = words(p.step, p.adds_positions ? p.step->positions : p.step->token_ids)[blockIdx.x];
     if (token >> 31) token = p.drawn[token & 0x7fffffffu];
     row = token - p.first_row;
     return token >= p.first_row && row < p.num_rows;

@@ -55,11 +55,14 @@ pub fn small_config(golden: &Golden) -> EngineConfig {
     }
 }
 
-/// `blocks` of device KV.
+/// Device KV for so many rows of all lanes.
 pub fn with_blocks(golden: &Golden, config: &EngineConfig, blocks: usize) -> EngineConfig {
     let files = ModelFiles::open(&golden.folder, LoadFormat::Auto).expect("golden model");
     let spec = files.config().kv_spec(config.kv_dtype, config.block_size.expect("set"));
-    EngineConfig { kv_cache_memory: Some((blocks * spec.bytes_per_block()) as u64), ..config.clone() }
+    EngineConfig {
+        kv_cache_memory: Some((blocks * spec.num_lanes() * spec.bytes_per_block()) as u64),
+        ..config.clone()
+    }
 }
 
 pub fn reference() -> Box<dyn Backend> {

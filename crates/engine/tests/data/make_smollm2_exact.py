@@ -98,4 +98,5 @@ def main():
     (HERE / "smollm2_exact.json").write_text(text + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

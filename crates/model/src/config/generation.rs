@@ -1,4 +1,5 @@
-//! `generation_config.json`: how the makers of a model want it sampled, used where a request does not say.
+//! `generation_config.json` and GGUF's `general.sampling.*`: the sampling parameters that the authors of a model recommend,
+//! used where a request has none.
 
 use baton_core::TokenId;
 use serde::Deserialize;
@@ -6,6 +7,7 @@ use serde::Deserialize;
 use super::limits::config_error;
 use super::raw::OneOrMany;
 use crate::ModelError;
+use crate::gguf::{GgufMetadata, GgufValue};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
@@ -30,6 +32,51 @@ struct RawGeneration {
 }
 
 impl GenerationDefaults {
+    /// `general.sampling.*`, which newer GGUF files carry.
+    pub fn from_gguf(metadata: &GgufMetadata) -> Result<Self, ModelError> {
+        let number = |key: &str, least: f32, most: f32| -> Result<Option<f32>, ModelError> {
+            let value = metadata.get_f32(key).map_err(config_error)?;
+            match value {
+                Some(value) if !(least..=most).contains(&value) => {
+                    Err(config_error(format!("{key} is {value}; it must be {least} to {most}")))
+                }
+                other => Ok(other),
+            }
+        };
+        let top_k = metadata.get("general.sampling.top_k").and_then(GgufValue::as_u64);
+        Ok(Self {
+            temperature: number("general.sampling.temp", 0.0, 100.0)?,
+            top_p: number("general.sampling.top_p", 0.0, 1.0)?.filter(|&top_p| top_p > 0.0),
+            top_k: top_k.and_then(|top_k| u32::try_from(top_k).ok()).filter(|&top_k| top_k > 0),
+            min_p: number("general.sampling.min_p", 0.0, 1.0)?,
+            repetition_penalty: number("general.sampling.penalty_repeat", 1e-3, 1e3)?,
+            eos_token_ids: Vec::new(),
+        })
+    }
+
+    /// True where anything is said of sampling.
+    pub fn samples(&self) -> bool {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, eos_token_ids: _ } = self;
+        temperature.or(*top_p).or(*min_p).or(*repetition_penalty).is_some() || top_k.is_some()
+    }
+
+    /// These values, and those of another where these say nothing.
+    #[must_use]
+    pub fn or(self, other: &Self) -> Self {
+        Self {
+            temperature: self.temperature.or(other.temperature),
+            top_p: self.top_p.or(other.top_p),
+            top_k: self.top_k.or(other.top_k),
+            min_p: self.min_p.or(other.min_p),
+            repetition_penalty: self.repetition_penalty.or(other.repetition_penalty),
+            eos_token_ids: if self.eos_token_ids.is_empty() {
+                other.eos_token_ids.clone()
+            } else {
+                self.eos_token_ids
+            },
+        }
+    }
+
     pub fn from_json(bytes: &[u8]) -> Result<Self, ModelError> {
         let raw: RawGeneration = serde_json::from_slice(bytes)
             .map_err(|cause| config_error(format!("generation_config.json is not usable: {cause}")))?;

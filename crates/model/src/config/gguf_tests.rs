@@ -6,7 +6,7 @@ use baton_backend::{Activation, RopeStyle, SharedBytes, WeightFormat};
 
 use super::{Architecture, ModelConfig, NameScheme, RopeScaling};
 use crate::test_support::gguf_writer::{GgufWriter, tiny};
-use crate::{GgufFile, ModelError};
+use crate::{GenerationDefaults, GgufFile, ModelError};
 
 fn parse(writer: &GgufWriter) -> Result<ModelConfig, ModelError> {
     let bytes = SharedBytes::from_vec(writer.finish());
@@ -70,15 +70,15 @@ fn gemma() {
     assert_eq!((config.ropes[0].theta, config.ropes[1].theta), (1e6, 1e4));
     assert_eq!(config.attention_kinds(), [Some(16)], "two layers of which none is a sixth");
     let config = parse(&windowed().u32("gemma3.attention.sliding_window_pattern", 2)).unwrap();
-    assert_eq!((config.layers[0].window, config.layers[0].rope), (Some(16), 1));
-    assert_eq!((config.layers[1].window, config.layers[1].rope), (None, 0));
+    assert_eq!((config.layers[0].window, config.layers[0].rope), (Some(16), Some(1)));
+    assert_eq!((config.layers[1].window, config.layers[1].rope), (None, Some(0)));
     let flags = |flags: &[bool]| windowed().bools("gemma3.attention.sliding_window_pattern", flags);
     assert_eq!(parse(&flags(&[false, true])).unwrap().layers[0].window, None);
     check_error(&flags(&[true]), "has 1 entries for 2 layers");
     let config = parse(&gemma().f32("gemma3.final_logit_softcapping", 30.0)).unwrap();
     assert_eq!(
         (config.attention_kinds(), config.layers[0].rope, config.logit_softcap),
-        (vec![None], 0, Some(30.0))
+        (vec![None], Some(0), Some(30.0))
     );
     let scaled = windowed().str("gemma3.rope.scaling.type", "linear").f32("gemma3.rope.scaling.factor", 8.0);
     let config = parse(&scaled).unwrap();
@@ -125,7 +125,7 @@ fn yarn_in_llama_cpp_terms() {
         panic!("{:?}", config.ropes[0].scaling)
     };
     assert!((factor - 0.5 * (0.1 * 4_f32.ln() + 1.0)).abs() < 1e-6);
-    check_error(&tiny("llama").str("llama.rope.scaling.type", "longrope"), "\"longrope\" is not supported");
+    check_error(&tiny("llama").str("llama.rope.scaling.type", "ntk"), "\"ntk\" is not supported");
 }
 
 #[test]
@@ -168,8 +168,27 @@ fn missing_and_wrong_keys_are_named() {
     let mut writer = tiny("llama");
     writer.metadata.remove(6);
     assert_eq!(parse(&writer).unwrap().num_kv_heads, 4);
-    check_error(&tiny("mamba"), "architecture \"mamba\" is not one of");
+    check_error(&tiny("mamba"), "architecture \"mamba\" is not supported");
     check_error(&GgufWriter::default(), "no \"general.architecture\"");
-    check_error(&tiny("llama").u32("llama.expert_count", 8), "mixture-of-experts");
+    check_error(&tiny("llama").u32("llama.expert_count", 8), "llama.expert_used_count");
+    check_error(&tiny("qwen2").u32("qwen2.expert_count", 8), "mixtures of experts");
     check_error(&tiny("llama").u32("llama.attention.value_length", 6), "they must be the same");
+}
+
+#[test]
+fn sampling_that_the_makers_recommend_is_read() {
+    let read = |writer: &GgufWriter| {
+        let bytes = SharedBytes::from_vec(writer.finish());
+        let file = GgufFile::from_bytes(Path::new("test.gguf"), bytes).unwrap();
+        GenerationDefaults::from_gguf(file.metadata())
+    };
+    assert!(!read(&tiny("llama")).unwrap().samples());
+    let with = tiny("llama").f32("general.sampling.temp", 0.6).f32("general.sampling.top_p", 0.95);
+    let found = read(&with.u32("general.sampling.top_k", 20)).unwrap();
+    assert_eq!((found.temperature, found.top_p, found.top_k), (Some(0.6), Some(0.95), Some(20)));
+    assert!(found.samples() && found.min_p.is_none());
+    let wrong = read(&tiny("llama").f32("general.sampling.temp", -1.0)).unwrap_err().to_string();
+    assert!(wrong.contains("general.sampling.temp is -1"), "{wrong}");
+    let both = GenerationDefaults { top_p: Some(0.5), ..GenerationDefaults::default() }.or(&found);
+    assert_eq!((both.temperature, both.top_p), (Some(0.6), Some(0.5)));
 }

@@ -6,42 +6,75 @@
 use baton_backend::{Activation, RopeStyle, WeightFormat};
 use baton_core::TokenId;
 
+use super::experts;
 use super::generation::GenerationDefaults;
+use super::gpt2::{self, Gpt2Sizes};
 use super::hugging_face_rope::{ropes, scaled_length};
+use super::latent;
 use super::limits::{MAX_LAYERS, config_error};
 use super::raw::{OneOrMany, RawConfig};
 use super::{Architecture, LayerConfig, ModelConfig, NameScheme, distinct};
-use crate::ModelError;
+use crate::families::{self, Family, Keys};
+use crate::{ModelError, QuantizationConfig};
 
 /// What a class of transformers assumes when a key is absent.
-pub(super) struct Defaults {
-    num_heads: Option<u64>,
-    num_kv_heads: Option<u64>,
-    head_dim: Option<u64>,
-    vocab_size: Option<u64>,
-    max_position_embeddings: u64,
-    sliding_window: Option<u64>,
-    tied_embeddings: bool,
-    pub(super) rope_theta: f64,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) num_heads: Option<u64>,
+    pub(crate) num_kv_heads: Option<u64>,
+    pub(crate) head_dim: Option<u64>,
+    pub(crate) vocab_size: Option<u64>,
+    pub(crate) max_position_embeddings: u64,
+    pub(crate) sliding_window: Option<u64>,
+    pub(crate) tied_embeddings: bool,
+    pub(crate) rope_theta: f64,
+    pub(crate) norm_eps: f64,
+    pub(crate) hidden_act: &'static str,
+    /// `intermediate_size` in parts of `hidden_size`.
+    pub(crate) mlp_ratio: Option<u64>,
+    pub(crate) partial_rotary_factor: f64,
 }
 
 impl Defaults {
+    pub(crate) const LLAMA: Self = Self {
+        num_heads: None,
+        num_kv_heads: None,
+        head_dim: None,
+        vocab_size: None,
+        max_position_embeddings: 2048,
+        sliding_window: None,
+        tied_embeddings: false,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-6,
+        hidden_act: "silu",
+        mlp_ratio: None,
+        partial_rotary_factor: 1.0,
+    };
+
     fn of(architecture: Architecture) -> Self {
-        let llama = Self {
-            num_heads: None,
-            num_kv_heads: None,
-            head_dim: None,
-            vocab_size: None,
-            max_position_embeddings: 2048,
-            sliding_window: None,
-            tied_embeddings: false,
-            rope_theta: 10_000.0,
-        };
+        let llama = Self::LLAMA;
         match architecture {
-            Architecture::Llama => llama,
+            // GPT-2's keys have other names and no defaults here.
+            Architecture::Llama | Architecture::DeepseekV2 | Architecture::Gpt2 => llama,
             Architecture::Mistral => Self {
                 num_kv_heads: Some(8),
                 max_position_embeddings: 131_072,
+                sliding_window: Some(4096),
+                ..llama
+            },
+            Architecture::DeepseekV3 => Self { max_position_embeddings: 4096, ..llama },
+            Architecture::Mixtral => {
+                Self { num_kv_heads: Some(8), max_position_embeddings: 131_072, rope_theta: 1e6, ..llama }
+            }
+            Architecture::Qwen2Moe => Self {
+                num_kv_heads: Some(16),
+                max_position_embeddings: 32_768,
+                sliding_window: Some(4096),
+                ..llama
+            },
+            Architecture::Qwen3Moe => Self {
+                num_kv_heads: Some(4),
+                max_position_embeddings: 32_768,
                 sliding_window: Some(4096),
                 ..llama
             },
@@ -63,7 +96,9 @@ impl Defaults {
                 sliding_window: Some(4096),
                 tied_embeddings: true,
                 rope_theta: 1_000_000.0,
+                ..llama
             },
+            other => families::of(other).map_or(llama, |family| family.defaults),
         }
     }
 }
@@ -71,9 +106,20 @@ impl Defaults {
 impl ModelConfig {
     /// Reads `config.json` and, if there is one, `generation_config.json`, whose end-of-sequence tokens are added.
     pub fn from_json(config: &[u8], generation_config: Option<&[u8]>) -> Result<Self, ModelError> {
-        let raw = serde_json::from_slice(config)
+        let raw: RawConfig = serde_json::from_slice(config)
             .map_err(|cause| config_error(format!("config.json is not usable: {cause}")))?;
-        let mut model = from_raw(&raw)?;
+        let mut model = match families::of(architecture(&raw)?) {
+            Some(family) => from_family(config, family)?,
+            None => from_raw(&raw)?,
+        };
+        let text = raw.text_config.as_deref();
+        let quantization = [Some(&raw), text].into_iter().flatten().find_map(|raw| {
+            raw.quantization_config
+                .as_ref()
+                .or(raw.compression_config.as_ref())
+                .filter(|value| !value.is_null())
+        });
+        model.quantization = quantization.map(QuantizationConfig::from_json).transpose()?;
         if let Some(bytes) = generation_config {
             model.eos_token_ids.extend(GenerationDefaults::from_json(bytes)?.eos_token_ids);
             model.eos_token_ids = distinct(model.eos_token_ids);
@@ -82,70 +128,137 @@ impl ModelConfig {
     }
 }
 
+/// A family's own keys are given the names that llama has for them, and what is left is the family's to change.
+fn from_family(config: &[u8], family: &Family) -> Result<ModelConfig, ModelError> {
+    let keys = Keys::parse(config, family)?;
+    let raw: RawConfig = serde_json::from_value(keys.to_value())
+        .map_err(|cause| config_error(format!("config.json is not usable: {cause}")))?;
+    let mut model = from_raw(&raw)?;
+    (family.adjust)(&mut model, &keys)?;
+    Ok(model)
+}
+
 fn from_raw(top: &RawConfig) -> Result<ModelConfig, ModelError> {
     let architecture = architecture(top)?;
     refuse_unsupported(top)?;
+    if architecture == Architecture::Gpt2 {
+        return gpt2(top);
+    }
     // Multimodal checkpoints describe their language model in an object of its own.
     let raw = top.text_config.as_deref().unwrap_or(top);
     let defaults = Defaults::of(architecture);
     let hidden_size = required("hidden_size", raw.hidden_size)?;
-    let (num_heads, num_kv_heads, head_dim) = heads(raw, &defaults, hidden_size)?;
-    let num_layers = required("num_hidden_layers", raw.num_hidden_layers)?;
-    if num_layers > MAX_LAYERS {
-        return Err(config_error(format!(
-            "num_hidden_layers is {num_layers}; at most {MAX_LAYERS} are possible"
-        )));
+    let latent = latent::from_raw(architecture, &raw.latent)?;
+    let (num_heads, num_kv_heads, head_dim) = match &latent {
+        None => heads(raw, &defaults, hidden_size)?,
+        // One latent for all heads.
+        Some(latent) => (required("num_attention_heads", raw.num_attention_heads)?, 1, latent.head_dim()),
+    };
+    if latent.is_some() && raw.attention_bias == Some(true) {
+        return Err(config_error("attention_bias is not supported for models with latents"));
     }
+    let rotated = latent.map_or(head_dim, |latent| latent.rotary_dim);
+    let num_layers =
+        checked_layers("num_hidden_layers", required("num_hidden_layers", raw.num_hidden_layers)?)?;
     let layers = layers(architecture, raw, num_layers, defaults.sliding_window)?;
     let position_limit = position_limit(raw, defaults.max_position_embeddings);
-    let ropes = ropes(architecture, raw, &defaults, head_dim, position_limit)?;
+    let ropes = ropes(architecture, raw, &defaults, rotated, position_limit)?;
     let max_model_len = scaled_length(architecture, &ropes, position_limit)?;
     let is_gemma = architecture == Architecture::Gemma3;
     let (qkv_bias, attention_output_bias) = match architecture {
-        Architecture::Qwen2 => (true, false),
-        Architecture::Mistral => (false, false),
+        Architecture::Qwen2 | Architecture::Qwen2Moe => (true, false),
+        Architecture::Mistral | Architecture::Mixtral => (false, false),
         _ => (raw.attention_bias.unwrap_or(false), raw.attention_bias.unwrap_or(false)),
     };
     let eos_token_ids = [&raw.eos_token_id, &top.eos_token_id].into_iter().flatten();
     let eos_token_ids =
         distinct(eos_token_ids.flat_map(OneOrMany::as_slice).filter_map(|&id| token_id(Some(id))));
+    let intermediate_size = required(
+        "intermediate_size",
+        raw.intermediate_size.or_else(|| defaults.mlp_ratio.map(|ratio| ratio * hidden_size as u64)),
+    )?;
+    let experts = experts::from_raw(architecture, &raw.experts, intermediate_size, num_layers)?;
     Ok(ModelConfig {
         architecture,
         names: NameScheme::HuggingFace,
         hidden_size,
-        intermediate_size: required("intermediate_size", raw.intermediate_size)?,
+        intermediate_size,
         num_heads,
         num_kv_heads,
         head_dim,
         vocab_size: required("vocab_size", raw.vocab_size.or(defaults.vocab_size))?,
         layers,
-        ropes,
-        rope_style: RopeStyle::Half,
-        norm_eps: raw.rms_norm_eps.unwrap_or(1e-6) as f32,
+        latent,
+        rope_style: if latent.is_some() { RopeStyle::Interleaved } else { RopeStyle::Half },
+        norm_eps: raw.rms_norm_eps.unwrap_or(defaults.norm_eps) as f32,
         norm_weight_offset: if is_gemma { 1.0 } else { 0.0 },
-        activation: activation(architecture, raw)?,
+        activation: activation(architecture, raw, &defaults)?,
         attention_scale: if is_gemma {
             (raw.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5)) as f32
+        } else if let Some(latent) = &latent {
+            latent::attention_scale(latent, &ropes)
         } else {
             (head_dim as f64).powf(-0.5) as f32
         },
         attention_softcap: raw.attn_logit_softcapping.filter(|_| is_gemma).map(|cap| cap as f32),
         logit_softcap: raw.final_logit_softcapping.filter(|_| is_gemma).map(|cap| cap as f32),
         embed_scale: if is_gemma { (hidden_size as f64).sqrt() as f32 } else { 1.0 },
-        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
+        qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
         post_norms: is_gemma,
         qkv_bias,
         attention_output_bias,
         mlp_bias: architecture == Architecture::Llama && raw.mlp_bias.unwrap_or(false),
+        experts,
         tied_embeddings: raw
             .tie_word_embeddings
             .or(top.tie_word_embeddings)
             .unwrap_or(defaults.tied_embeddings),
         max_model_len,
+        ropes,
         dtype: dtype(raw, top)?,
+        quantization: None,
         bos_token_id: token_id(raw.bos_token_id.or(top.bos_token_id)),
         eos_token_ids,
+        ..ModelConfig::default()
     })
+}
+
+fn gpt2(raw: &RawConfig) -> Result<ModelConfig, ModelError> {
+    gpt2::refuse_unsupported(raw)?;
+    let hidden_size = required("n_embd", raw.n_embd)?;
+    let config = ModelConfig::gpt2(&Gpt2Sizes {
+        hidden_size,
+        intermediate_size: optional("n_inner", raw.n_inner)?.unwrap_or(4 * hidden_size),
+        num_layers: checked_layers("n_layer", required("n_layer", raw.n_layer)?)?,
+        num_heads: required("n_head", raw.n_head)?,
+        vocab_size: required("vocab_size", raw.vocab_size.or(Some(50_257)))?,
+        max_model_len: required("n_positions", raw.n_positions.or(Some(1024)))?,
+    })?;
+    let eos_token_ids = raw.eos_token_id.iter().flat_map(OneOrMany::as_slice);
+    Ok(ModelConfig {
+        norm_eps: raw.layer_norm_epsilon.unwrap_or(1e-5) as f32,
+        activation: named_activation(
+            "activation_function",
+            raw.activation_function.as_deref().unwrap_or("gelu_new"),
+        )?,
+        tied_embeddings: raw.tie_word_embeddings.unwrap_or(true),
+        // Published checkpoints say nothing and are float32.
+        dtype: if raw.dtype.is_some() || raw.torch_dtype.is_some() {
+            dtype(raw, raw)?
+        } else {
+            WeightFormat::F32
+        },
+        bos_token_id: token_id(raw.bos_token_id),
+        eos_token_ids: distinct(eos_token_ids.filter_map(|&id| token_id(Some(id)))),
+        ..config
+    })
+}
+
+fn checked_layers(name: &str, num_layers: usize) -> Result<usize, ModelError> {
+    if num_layers > MAX_LAYERS {
+        return Err(config_error(format!("{name} is {num_layers}; at most {MAX_LAYERS} are possible")));
+    }
+    Ok(num_layers)
 }
 
 /// Query heads, key/value heads, and the size of a head.
@@ -183,7 +296,16 @@ fn architecture(top: &RawConfig) -> Result<Architecture, ModelError> {
         Some("Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3" | "gemma3_text") => {
             Ok(Architecture::Gemma3)
         }
-        Some(other) => Err(ModelError::UnknownArchitecture { name: other.to_owned() }),
+        Some("DeepseekV2ForCausalLM" | "deepseek_v2") => Ok(Architecture::DeepseekV2),
+        Some("DeepseekV3ForCausalLM" | "deepseek_v3") => Ok(Architecture::DeepseekV3),
+        Some("MixtralForCausalLM" | "mixtral") => Ok(Architecture::Mixtral),
+        Some("Qwen2MoeForCausalLM" | "qwen2_moe") => Ok(Architecture::Qwen2Moe),
+        Some("Qwen3MoeForCausalLM" | "qwen3_moe") => Ok(Architecture::Qwen3Moe),
+        Some("GPT2LMHeadModel" | "gpt2") => Ok(Architecture::Gpt2),
+        Some(other) => match families::by_class(other) {
+            Some(family) => Ok(family.architecture),
+            None => Err(ModelError::UnknownArchitecture { name: other.to_owned() }),
+        },
         None => Err(config_error(
             "config.json has neither \"architectures\" nor \"model_type\"; is it the configuration of a language \
              model?",
@@ -193,13 +315,6 @@ fn architecture(top: &RawConfig) -> Result<Architecture, ModelError> {
 
 fn refuse_unsupported(top: &RawConfig) -> Result<(), ModelError> {
     let raw = top.text_config.as_deref().unwrap_or(top);
-    if let Some(quantization) = top.quantization_config.as_ref().or(raw.quantization_config.as_ref()) {
-        let method = quantization.quant_method.as_deref().unwrap_or("unknown");
-        return Err(config_error(format!(
-            "the checkpoint is quantised by the method {method:?}, which is not supported; use the unquantised \
-             checkpoint or a GGUF file"
-        )));
-    }
     if raw.use_bidirectional_attention == Some(true) {
         return Err(config_error("use_bidirectional_attention is not supported; only causal models are"));
     }
@@ -244,8 +359,18 @@ fn layers(
     let window = raw.sliding_window.unwrap_or(default_window).map(u32::try_from).transpose();
     let window = window.map_err(|_| config_error("sliding_window does not fit 32 bits"))?;
     let layer_types = match (&raw.layer_types, architecture) {
-        // These have the same attention in every layer; transformers ignores the key as well.
-        (_, Architecture::Llama | Architecture::Mistral) | (None, _) => None,
+        // These have the same attention in every layer; transformers ignores the key as well. Families read it themselves.
+        (
+            _,
+            Architecture::Llama
+            | Architecture::Mistral
+            | Architecture::Mixtral
+            | Architecture::DeepseekV2
+            | Architecture::DeepseekV3
+            | Architecture::Gpt2,
+        )
+        | (None, _) => None,
+        (_, other) if families::of(other).is_some() => None,
         (Some(types), _) if types.len() == num_layers => Some(types),
         (Some(types), _) => {
             return Err(config_error(format!(
@@ -268,35 +393,51 @@ fn layers(
                 return Err(config_error(format!("layer_types has {other:?}, which is not supported")));
             }
             None => match architecture {
-                Architecture::Llama => false,
-                Architecture::Mistral => true,
-                Architecture::Qwen2 | Architecture::Qwen3 => index as u64 >= first_windowed,
+                Architecture::Mistral | Architecture::Mixtral => true,
+                Architecture::Qwen2
+                | Architecture::Qwen3
+                | Architecture::Qwen2Moe
+                | Architecture::Qwen3Moe => index as u64 >= first_windowed,
                 Architecture::Gemma3 => !(index as u64 + 1).is_multiple_of(pattern),
+                _ => false,
             },
         };
-        let is_qwen = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
+        let is_qwen = matches!(
+            architecture,
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen2Moe | Architecture::Qwen3Moe
+        );
         let window_in_use = window.filter(|_| !is_qwen || raw.use_sliding_window == Some(true));
         layers.push(LayerConfig {
             window: if slides { window_in_use } else { None },
             // Gemma's sliding layers have a rotary table of their own, with or without a window.
-            rope: usize::from(slides && architecture == Architecture::Gemma3),
+            rope: Some(usize::from(slides && architecture == Architecture::Gemma3)),
         });
     }
     Ok(layers)
 }
 
-fn activation(architecture: Architecture, raw: &RawConfig) -> Result<Activation, ModelError> {
+fn activation(
+    architecture: Architecture,
+    raw: &RawConfig,
+    defaults: &Defaults,
+) -> Result<Activation, ModelError> {
     let (key, name) = if architecture == Architecture::Gemma3 {
         ("hidden_activation", raw.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh"))
     } else {
-        ("hidden_act", raw.hidden_act.as_deref().unwrap_or("silu"))
+        ("hidden_act", raw.hidden_act.as_deref().unwrap_or(defaults.hidden_act))
     };
+    named_activation(key, name)
+}
+
+pub(crate) fn named_activation(key: &str, name: &str) -> Result<Activation, ModelError> {
     match name {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
-        "gelu" => Ok(Activation::Gelu),
+        "silu" | "swish" | "swiglu" => Ok(Activation::Silu),
+        "gelu_pytorch_tanh" | "gelu_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "gelu" | "gelu_python" => Ok(Activation::Gelu),
+        "relu" => Ok(Activation::Relu),
+        "relu2" => Ok(Activation::ReluSquared),
         other => Err(config_error(format!(
-            "{key} is {other:?}; only silu, gelu and gelu_pytorch_tanh are supported"
+            "{key} is {other:?}; only silu, gelu, gelu_pytorch_tanh, relu and relu2 are supported"
         ))),
     }
 }

@@ -24,7 +24,9 @@ pub(super) fn ropes(
     let sliding = written.sliding_attention.as_deref().cloned();
     let one = |rope: &RawRope, theta: f64| {
         let theta = rope.rope_theta.unwrap_or(theta);
-        rope_config(raw, rope, theta, head_dim, position_limit)
+        let rotated = rope.partial_rotary_factor.or(raw.partial_rotary_factor);
+        let rotated = rotated.unwrap_or(defaults.partial_rotary_factor);
+        rope_config(raw, rope, theta, rotated, head_dim, position_limit)
     };
     let global_theta = raw.rope_theta.unwrap_or(defaults.rope_theta);
     if architecture == Architecture::Gemma3 {
@@ -51,10 +53,10 @@ fn rope_config(
     raw: &RawConfig,
     rope: &RawRope,
     theta: f64,
+    rotated: f64,
     head_dim: usize,
     position_limit: u64,
 ) -> Result<RopeConfig, ModelError> {
-    let rotated = rope.partial_rotary_factor.or(raw.partial_rotary_factor).unwrap_or(1.0);
     if !(rotated > 0.0 && rotated <= 1.0) {
         return Err(config_error(format!(
             "partial_rotary_factor is {rotated}; it must be above 0 and at most 1"
@@ -126,11 +128,36 @@ fn scaling(raw: &RawConfig, rope: &RawRope, position_limit: u64) -> Result<RopeS
                 truncate: rope.truncate.unwrap_or(true),
             }
         }
+        "longrope" | "su" => longrope(raw, rope, position_limit)?,
         other => {
             return Err(config_error(format!(
-                "rope scaling of type {other:?} is not supported; linear, dynamic, llama3 and yarn are"
+                "rope scaling of type {other:?} is not supported; linear, dynamic, llama3, yarn and longrope are"
             )));
         }
+    })
+}
+
+/// Phi's: a divisor for each frequency, one list for contexts within the original length and one for longer ones.
+fn longrope(raw: &RawConfig, rope: &RawRope, position_limit: u64) -> Result<RopeScaling, ModelError> {
+    let list = |name: &str, values: &Option<Vec<f64>>| {
+        let values = values.as_ref().ok_or_else(|| config_error(format!("longrope has no {name:?}")))?;
+        Ok::<_, ModelError>(values.iter().map(|&value| value as f32).collect::<Vec<f32>>())
+    };
+    let original = raw.original_max_position_embeddings.or(rope.original_max_position_embeddings);
+    let factor = match original {
+        Some(original) => position_limit as f64 / original as f64,
+        None => rope.factor.unwrap_or(1.0),
+    };
+    let original = original.unwrap_or(position_limit);
+    let attention_factor = rope.attention_factor.unwrap_or_else(|| {
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
+    });
+    Ok(RopeScaling::LongRope {
+        short: list("short_factor", &rope.short_factor)?,
+        long: list("long_factor", &rope.long_factor)?,
+        original_max_position_embeddings: usize::try_from(original)
+            .map_err(|_| config_error(format!("{original} positions are too many")))?,
+        attention_factor: attention_factor as f32,
     })
 }
 

@@ -1,7 +1,7 @@
-//! The limits that every configuration is held to, wherever it came from, and the length a server may ask for.
+//! Limits for every configuration, whatever its source, and the context length that a server may use.
 //!
 //! Sizes are bounded far above any real model, so that products of two of them cannot overflow and a damaged file
-//! cannot make us allocate without end.
+//! cannot cause huge allocations.
 
 use baton_core::TokenId;
 
@@ -16,7 +16,7 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_LENGTH: usize = 1 << 30;
 
-pub(super) fn config_error(what: impl Into<String>) -> ModelError {
+pub(crate) fn config_error(what: impl Into<String>) -> ModelError {
     ModelError::Config { what: what.into() }
 }
 
@@ -55,9 +55,18 @@ impl ModelConfig {
             return Err(config_error(format!("head_dim is {}; it must be even", self.head_dim)));
         }
         within("num_attention_heads x head_dim", self.num_heads * self.head_dim, MAX_HIDDEN)?;
+        if let Some(experts) = &self.experts {
+            experts.validate(self.layers.len())?;
+        }
+        if let Some(latent) = &self.latent {
+            latent.validate()?;
+        }
         positive("rms_norm_eps", self.norm_eps)?;
         positive("the scale of attention", self.attention_scale)?;
         positive("the scale of the embeddings", self.embed_scale)?;
+        positive("the scale of the residual stream", self.residual_scale)?;
+        positive("the scale of the logits", self.logit_scale)?;
+        self.validate_combination()?;
         for (name, softcap) in [("attention", self.attention_softcap), ("logit", self.logit_softcap)] {
             softcap.map_or(Ok(()), |softcap| positive(&format!("the {name} softcap"), softcap))?;
         }
@@ -68,7 +77,7 @@ impl ModelConfig {
             if layer.window == Some(0) {
                 return Err(config_error("sliding_window is 0; it must be positive, or null for none"));
             }
-            if layer.rope >= self.ropes.len() {
+            if layer.rope.is_some_and(|rope| rope >= self.ropes.len()) {
                 return Err(config_error("a layer names a rotary table that is not there"));
             }
         }
@@ -80,7 +89,27 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// The length to serve: what was asked for, else the checkpoint's own.
+    /// What no program is written for.
+    fn validate_combination(&self) -> Result<(), ModelError> {
+        let adds_to_embeddings = self.learned_positions || self.embed_norm;
+        if self.residual_scale != 1.0 && adds_to_embeddings {
+            return Err(config_error("a scaled residual stream with learned positions is not supported"));
+        }
+        if self.parallel_residual && (self.post_norms || !self.pre_norms) {
+            return Err(config_error("parallel halves of a layer with norms after them are not supported"));
+        }
+        if let Some(slopes) = &self.alibi_slopes
+            && slopes.len() != self.num_heads
+        {
+            return Err(config_error(format!("{} slopes for {} heads", slopes.len(), self.num_heads)));
+        }
+        if self.normalized_head && self.tied_embeddings {
+            return Err(config_error("a normalised head that is tied to the embedding is not supported"));
+        }
+        Ok(())
+    }
+
+    /// The context length to serve: the one requested, else the checkpoint's own.
     pub fn resolve_max_model_len(&self, requested: Option<usize>) -> Result<usize, ModelError> {
         let limit = self.max_model_len;
         match requested {
@@ -153,12 +182,21 @@ fn validate_rope(rope: &RopeConfig, head_dim: usize) -> Result<(), ModelError> {
             }
             within("original_max_position_embeddings", *original_max_position_embeddings, MAX_LENGTH)
         }
-        RopeScaling::Factors { divisors } => {
-            if divisors.len() != rope.rotary_dim / 2 {
-                let (got, expected) = (divisors.len(), rope.rotary_dim / 2);
-                return Err(config_error(format!("there are {got} rope factors, expected {expected}")));
+        RopeScaling::LongRope { short, long, original_max_position_embeddings, attention_factor } => {
+            for divisors in [short, long] {
+                validate_divisors(divisors, rope.rotary_dim)?;
             }
-            divisors.iter().try_for_each(|&divisor| positive("a rope factor", divisor))
+            positive("the attention factor", *attention_factor)?;
+            within("original_max_position_embeddings", *original_max_position_embeddings, MAX_LENGTH)
         }
+        RopeScaling::Factors { divisors } => validate_divisors(divisors, rope.rotary_dim),
     }
+}
+
+fn validate_divisors(divisors: &[f32], rotary_dim: usize) -> Result<(), ModelError> {
+    if divisors.len() != rotary_dim / 2 {
+        let (got, expected) = (divisors.len(), rotary_dim / 2);
+        return Err(config_error(format!("there are {got} rope factors, expected {expected}")));
+    }
+    divisors.iter().try_for_each(|&divisor| positive("a rope factor", divisor))
 }

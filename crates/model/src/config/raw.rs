@@ -1,9 +1,12 @@
-//! The keys of `config.json` that are read, as they are written there. Everything else is skipped without being kept.
+//! The keys of `config.json` that are read, as written there. Everything else is skipped.
 
 // Two levels of `Option` tell a key that is null from one that is absent.
 #![allow(clippy::option_option)]
 
 use serde::{Deserialize, Deserializer};
+
+use super::experts::RawExperts;
+use super::latent::RawLatent;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -11,7 +14,8 @@ pub(super) struct RawConfig {
     pub(super) architectures: Option<Vec<String>>,
     pub(super) model_type: Option<String>,
     pub(super) text_config: Option<Box<RawConfig>>,
-    pub(super) quantization_config: Option<RawQuantization>,
+    pub(super) quantization_config: Option<serde_json::Value>,
+    pub(super) compression_config: Option<serde_json::Value>,
 
     pub(super) hidden_size: Option<u64>,
     pub(super) intermediate_size: Option<u64>,
@@ -55,6 +59,22 @@ pub(super) struct RawConfig {
     pub(super) attn_logit_softcapping: Option<f64>,
     pub(super) final_logit_softcapping: Option<f64>,
 
+    // GPT-2.
+    pub(super) n_embd: Option<u64>,
+    pub(super) n_layer: Option<u64>,
+    pub(super) n_head: Option<u64>,
+    pub(super) n_inner: Option<u64>,
+    pub(super) layer_norm_epsilon: Option<f64>,
+    pub(super) activation_function: Option<String>,
+    pub(super) scale_attn_weights: Option<bool>,
+    pub(super) scale_attn_by_inverse_layer_idx: Option<bool>,
+    pub(super) add_cross_attention: Option<bool>,
+
+    #[serde(flatten)]
+    pub(super) experts: RawExperts,
+    #[serde(flatten)]
+    pub(super) latent: RawLatent,
+
     pub(super) rope_theta: Option<f64>,
     pub(super) rope_local_base_freq: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
@@ -82,14 +102,10 @@ pub(super) struct RawRope {
     pub(super) mscale: Option<f64>,
     pub(super) mscale_all_dim: Option<f64>,
     pub(super) truncate: Option<bool>,
+    pub(super) short_factor: Option<Vec<f64>>,
+    pub(super) long_factor: Option<Vec<f64>>,
     pub(super) full_attention: Option<Box<RawRope>>,
     pub(super) sliding_attention: Option<Box<RawRope>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RawQuantization {
-    pub(super) quant_method: Option<String>,
 }
 
 /// A number or a list of them.

@@ -143,7 +143,7 @@ fn gemma_of_text_alone() {
     assert_eq!(config.max_model_len, 32_768);
     assert_eq!(config.eos_token_ids, [1, 106]);
     for (index, layer) in config.layers.iter().enumerate() {
-        let expected = if index % 6 == 5 { (None, 0) } else { (Some(512), 1) };
+        let expected = if index % 6 == 5 { (None, Some(0)) } else { (Some(512), Some(1)) };
         assert_eq!((layer.window, layer.rope), expected, "layer {index}");
     }
     let rope = |theta| RopeConfig { theta, rotary_dim: 256, scaling: RopeScaling::None };
@@ -176,7 +176,7 @@ fn gemma_variants() {
     }));
     assert_eq!(config.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 });
     assert_eq!((config.ropes[0].theta, config.ropes[1].theta), (1_000_000.0, 20_000.0));
-    assert_eq!((config.layers[0].rope, config.layers[1].rope), (0, 1));
+    assert_eq!((config.layers[0].rope, config.layers[1].rope), (Some(0), Some(1)));
     assert_eq!((config.attention_softcap, config.logit_softcap), (Some(50.0), Some(30.0)));
     assert!((config.attention_scale - 1.0 / 168_f32.sqrt()).abs() < 1e-7);
     let globals = |config: &ModelConfig| -> Vec<usize> {
@@ -249,7 +249,8 @@ fn rope_scalings() {
 #[test]
 fn wrong_ropes_are_named() {
     let check = |changes, expected| check_error(&with("LlamaForCausalLM", changes), expected);
-    check(json!({"rope_scaling": {"type": "longrope", "factor": 2}}), "\"longrope\" is not supported");
+    check(json!({"rope_scaling": {"type": "ntk", "factor": 2}}), "\"ntk\" is not supported");
+    check(json!({"rope_scaling": {"type": "longrope", "factor": 2}}), "longrope has no \"short_factor\"");
     check(json!({"rope_scaling": {"type": "linear"}}), "has no \"factor\"");
     check(json!({"rope_scaling": {"factor": 2}}), "has the factor 2 but no \"rope_type\"");
     check(json!({"rope_scaling": {"type": "linear", "factor": -1}}), "the longest sequence");
@@ -348,9 +349,10 @@ fn wrong_numbers_are_named() {
     check(json!({"head_dim": null, "num_attention_heads": 0}), "num_attention_heads (0)");
     check(json!({"max_position_embeddings": 0}), "the longest sequence");
     check(json!({"rms_norm_eps": 0}), "rms_norm_eps is 0");
-    check(json!({"hidden_act": "relu"}), "hidden_act is \"relu\"");
-    check(json!({"quantization_config": {"quant_method": "awq"}}), "quantised by the method \"awq\"");
-    check(json!({"architectures": ["MixtralForCausalLM"]}), "\"MixtralForCausalLM\" is not one of llama");
+    check(json!({"hidden_act": "tanh"}), "hidden_act is \"tanh\"");
+    check(json!({"quantization_config": {"quant_method": "awq"}}), "quantization_config: it has no \"bits\"");
+    check(json!({"quantization_config": {"quant_method": "quip"}}), "the method \"quip\" is not supported");
+    check(json!({"architectures": ["T5ForCausalLM"]}), "\"T5ForCausalLM\" is not supported");
     check(json!({"architectures": []}), "neither \"architectures\" nor \"model_type\"");
     let by_type = json!({"architectures": null, "model_type": "qwen2"});
     assert_eq!(parse(&with("", by_type)).unwrap().architecture, Architecture::Qwen2);
@@ -361,5 +363,35 @@ fn a_configuration_cut_anywhere_is_an_error() {
     let config = include_bytes!("../../tests/data/configs/llama-3.1-8b.json").trim_ascii_end();
     for len in 0..config.len() {
         assert!(ModelConfig::from_json(&config[..len], None).is_err(), "{len} bytes");
+    }
+}
+
+fn gpt2(change: impl FnOnce(&mut serde_json::Value)) -> Result<ModelConfig, ModelError> {
+    let mut config = json!({
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_ctx": 96,
+        "n_positions": 96, "vocab_size": 160, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+    });
+    change(&mut config);
+    ModelConfig::from_json(config.to_string().as_bytes(), None)
+}
+
+#[test]
+fn gpt2_has_keys_of_its_own() {
+    let config = gpt2(|_| ()).unwrap();
+    assert_eq!((config.hidden_size, config.intermediate_size, config.head_dim), (48, 192, 12));
+    assert_eq!((config.num_heads, config.num_kv_heads, config.layers.len()), (4, 4, 2));
+    assert!(config.learned_positions && config.layer_norm && !config.gated_mlp && config.tied_embeddings);
+    assert!(config.ropes.is_empty() && config.layers.iter().all(|layer| layer.rope.is_none()));
+    assert_eq!((config.max_model_len, config.activation), (96, Activation::GeluTanh));
+    assert_eq!(config.dtype, WeightFormat::F32);
+    assert_eq!(gpt2(|config| config["n_inner"] = json!(80)).unwrap().intermediate_size, 80);
+    for (key, value) in [
+        ("scale_attn_by_inverse_layer_idx", json!(true)),
+        ("scale_attn_weights", json!(false)),
+        ("n_head", json!(5)),
+        ("n_layer", json!(1_000_000)),
+        ("activation_function", json!("tanh")),
+    ] {
+        assert!(gpt2(|config| config[key] = value).is_err(), "{key}");
     }
 }

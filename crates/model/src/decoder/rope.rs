@@ -45,6 +45,11 @@ pub fn rope_spec(
             scale = attention_factor;
             inv_freq
         }
+        RopeScaling::LongRope { short, long, original_max_position_embeddings, attention_factor } => {
+            scale = *attention_factor;
+            let divisors = if max_model_len > *original_max_position_embeddings { long } else { short };
+            plain().into_iter().zip(divisors).map(|(freq, divisor)| freq / divisor).collect()
+        }
         RopeScaling::Factors { divisors } => {
             plain().into_iter().zip(divisors).map(|(freq, divisor)| freq / divisor).collect()
         }
@@ -188,6 +193,13 @@ fn check(config: &RopeConfig) -> Result<(), ModelError> {
             positive("attention_factor", attention_factor.unwrap_or(1.0))?;
             if config.theta == 1.0 {
                 return wrong("yarn needs a rope_theta other than 1".to_owned());
+            }
+            context(*original_max_position_embeddings)
+        }
+        RopeScaling::LongRope { short, long, original_max_position_embeddings, attention_factor } => {
+            positive("attention_factor", *attention_factor)?;
+            if short.len() != dim / 2 || long.len() != dim / 2 {
+                return wrong(format!("{} and {} factors, expected {}", short.len(), long.len(), dim / 2));
             }
             context(*original_max_position_embeddings)
         }

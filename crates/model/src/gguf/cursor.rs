@@ -1,4 +1,4 @@
-//! A checked reader over the bytes of a GGUF file. It never reads past the end and every failure says where it is.
+//! A checked reader over the bytes of a GGUF file. It never reads past the end, and every error gives its position.
 
 /// Why parsing stopped; becomes the cause of `ModelError::Malformed`.
 pub(super) type Parsed<T> = Result<T, String>;

@@ -1,7 +1,7 @@
 //! GGUF files, version 2 and 3, little-endian, memory-mapped, whole or split into numbered parts.
 //!
-//! [`GgufFile`] checks every size when it is opened and hands out tensors that share the mapping. It does not know what
-//! the metadata means: `config` makes a [`crate::ModelConfig`] of it, `files` a vocabulary.
+//! [`GgufFile`] checks every size when it is opened and hands out tensors that share the mapping. It does not
+//! interpret the metadata: `config` makes a [`crate::ModelConfig`] of it, `files` a vocabulary.
 
 mod cursor;
 mod ggml_type;
@@ -9,17 +9,20 @@ mod parse;
 #[cfg(test)]
 mod tests;
 mod value;
+mod write;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use baton_backend::{SharedBytes, Tensor};
+use baton_backend::{SharedBytes, Tensor, WeightFormat};
 
 pub use ggml_type::GgmlType;
 pub use value::{GgufArray, GgufMetadata, GgufValue};
+pub(crate) use write::{Planned, write_gguf};
 
 use crate::mapped_file::{malformed, map};
+use crate::quantization::Mxfp4;
 use crate::{ModelError, WeightSource};
 use parse::{ParsedFile, ParsedTensor, parse};
 
@@ -36,6 +39,15 @@ pub struct GgufTensor {
     pub bytes: u64,
     part: usize,
     range: Range<usize>,
+}
+
+impl GgufTensor {
+    /// In the format that backends get; `None` for types that they do not support.
+    pub fn loaded_bytes(&self) -> Option<u64> {
+        let format = self.ggml_type.weight_format()?;
+        let rows = self.dims[1..].iter().product::<u64>();
+        (format.row_bytes(self.dims[0] as usize)? as u64).checked_mul(rows)
+    }
 }
 
 /// An open GGUF model: the metadata of its first part and the tensors of all.
@@ -148,6 +160,18 @@ impl GgufFile {
         Ok(())
     }
 
+    fn format(&self, tensor: &GgufTensor) -> Result<WeightFormat, ModelError> {
+        tensor.ggml_type.weight_format().ok_or_else(|| {
+            let cause = format!(
+                "tensor {:?} has the type {}, which is not supported; use a file quantised as Q4_K_M, Q8_0 or another of \
+                 the supported types",
+                tensor.name,
+                tensor.ggml_type.name()
+            );
+            malformed(&self.path, cause)
+        })
+    }
+
     fn split_number(&self, key: &str) -> Result<Option<u64>, ModelError> {
         self.metadata.get_u64(key).map_err(|cause| malformed(&self.path, cause))
     }
@@ -156,20 +180,19 @@ impl GgufFile {
 impl WeightSource for GgufFile {
     fn tensor(&self, name: &str) -> Result<Option<Tensor>, ModelError> {
         let Some(entry) = self.find(name) else { return Ok(None) };
-        let Some(format) = entry.ggml_type.weight_format() else {
-            let cause = format!(
-                "tensor {name:?} has the type {}, which is not supported; use a file quantised as Q4_K_M, Q8_0 or another \
-                 of the supported types",
-                entry.ggml_type.name()
-            );
-            return Err(malformed(&self.path, cause));
-        };
+        let format = self.format(entry)?;
         // Within usize: the bytes of at least one per 256 values lie in memory, and the product was checked.
         let cols = entry.dims[0] as usize;
         let rows = entry.dims[1..].iter().product::<u64>() as usize;
         let bytes = self.parts[entry.part]
             .slice(entry.range.clone())
             .expect("ranges were checked against the part when it was opened");
+        if entry.ggml_type.is_mxfp4() {
+            let tensor = Mxfp4::Gguf(bytes).tensor(rows, cols);
+            return tensor
+                .map(Some)
+                .map_err(|cause| malformed(&self.path, format!("tensor {name:?} {cause}")));
+        }
         Tensor::new(format, rows, cols, bytes)
             .map(Some)
             .map_err(|cause| ModelError::Tensor { name: name.to_owned(), cause })
@@ -181,5 +204,17 @@ impl WeightSource for GgufFile {
 
     fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    /// By the table, so that no weight is looked at.
+    fn formats(&self) -> Result<Vec<WeightFormat>, ModelError> {
+        let mut formats = Vec::new();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.dims[1..].iter().any(|&dim| dim > 1)) {
+            let format = self.format(tensor)?;
+            if !formats.contains(&format) {
+                formats.push(format);
+            }
+        }
+        Ok(formats)
     }
 }

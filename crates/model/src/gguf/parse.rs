@@ -1,5 +1,5 @@
-//! The header of one GGUF file: magic, version, metadata, tensor table. All is checked here, so that what follows may
-//! take tensors' ranges as they are.
+//! The header of one GGUF file: magic, version, metadata, tensor table. Everything is checked here, so that
+//! later code can trust the ranges of tensors.
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -80,7 +80,7 @@ fn tensors_have_rows_last_in_the_file_and_first_here() {
             .f32_tensor("vector", &[3], &values[..3])
             .f32_tensor("matrix", &[3, 2], &values)
             .tensor("quantised", &[64, 2], 3, &[7; 80])
-            .tensor("exotic", &[256], 16, &[0; 66])
+            .tensor("exotic", &[256], 35, &[0; 66])
             .finish(),
     )
     .unwrap();
@@ -93,9 +93,9 @@ fn tensors_have_rows_last_in_the_file_and_first_here() {
     assert_eq!((quantised.format(), quantised.rows(), quantised.cols()), (WeightFormat::Q4_1, 2, 64));
     assert!(file.tensor("absent").unwrap().is_none());
     // It can be listed but not computed with.
-    assert_eq!(file.tensors()[3].ggml_type.name(), "IQ2_XXS");
+    assert_eq!(file.tensors()[3].ggml_type.name(), "TQ2_0");
     let error = file.tensor("exotic").unwrap_err().to_string();
-    assert!(error.contains("tensor \"exotic\" has the type IQ2_XXS, which is not supported"), "{error}");
+    assert!(error.contains("tensor \"exotic\" has the type TQ2_0, which is not supported"), "{error}");
     assert_eq!(file.total_bytes(), 12 + 24 + 80 + 66);
     assert_eq!(file.names(), ["vector", "matrix", "quantised", "exotic"]);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use baton_backend::{
     AttentionItem, AttentionMerge, AttentionPlan, Backend, BlockCopy, BufferId, KvDtype, PlannerOptions,
-    SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
+    ProgramId, SampleRow, SequenceQueries, StepInput, StepLimits, StepOutput, plan_attention,
 };
 use baton_model::{Decoder, LoadFormat, ModelConfig, ModelFiles, WeightSource};
 
@@ -32,8 +32,11 @@ pub struct Run<'a> {
 pub struct Harness {
     backend: Box<dyn Backend>,
     decoder: Decoder,
+    program: ProgramId,
     pub config: ModelConfig,
     options: Options,
+    /// Of each lane of the cache.
+    windows: Vec<Option<u32>>,
     free_pages: Vec<u32>,
     input: StepInput,
     output: StepOutput,
@@ -62,13 +65,19 @@ impl Harness {
         };
         let decoder = Decoder::load(&config, weights, &mut *backend, &limits, &mut |_| ())
             .unwrap_or_else(|error| panic!("the model does not load: {error}"));
+        let program = backend.compile(decoder.program()).expect("the program is valid");
         let spec = config.kv_spec(options.kv_dtype, options.block_size);
-        backend.create_kv_cache(&spec, options.num_pages, options.num_pages).expect("the KV cache fits");
+        // A page is a block in each lane.
+        let windows: Vec<Option<u32>> = spec.lane_windows().collect();
+        let num_blocks = options.num_pages * windows.len();
+        backend.create_kv_cache(&spec, num_blocks, num_blocks).expect("the KV cache fits");
         Self {
             backend,
             decoder,
+            program,
             config,
             options,
+            windows,
             free_pages: shuffled(options.num_pages),
             input: StepInput::default(),
             output: StepOutput::default(),
@@ -88,15 +97,15 @@ impl Harness {
 
     /// Moves that the next step makes before it computes: `(from, to)`.
     pub fn swap_out(&mut self, moves: &[(u32, u32)]) {
-        self.input.swap_out.extend(copies(moves));
+        self.input.swap_out.extend(copies(moves, self.windows.len() as u32));
     }
 
     pub fn swap_in(&mut self, moves: &[(u32, u32)]) {
-        self.input.swap_in.extend(copies(moves));
+        self.input.swap_in.extend(copies(moves, self.windows.len() as u32));
     }
 
     pub fn copy(&mut self, moves: &[(u32, u32)]) {
-        self.input.copies.extend(copies(moves));
+        self.input.copies.extend(copies(moves, self.windows.len() as u32));
     }
 
     /// The logits of every token, row by row.
@@ -135,9 +144,9 @@ impl Harness {
     }
 
     fn plan(&mut self, seqs: &[SequenceQueries], change: impl Fn(Option<u32>, &mut AttentionPlan)) {
-        let kinds = self.config.attention_kinds();
-        self.input.attention.resize(kinds.len(), AttentionPlan::default());
-        for (plan, &window) in self.input.attention.iter_mut().zip(&kinds) {
+        self.input.attention.resize(self.windows.len(), AttentionPlan::default());
+        let pages_per_lane = (self.input.pages.len() / self.windows.len()) as u32;
+        for (lane, (plan, &window)) in self.input.attention.iter_mut().zip(&self.windows).enumerate() {
             let options = PlannerOptions {
                 block_size: self.options.block_size,
                 window,
@@ -146,13 +155,20 @@ impl Harness {
                 max_split_queries: 0,
                 max_queries_per_item: self.options.max_queries_per_item,
             };
-            plan_attention(seqs, &options, plan);
+            let seqs: Vec<SequenceQueries> = seqs
+                .iter()
+                .map(|seq| SequenceQueries {
+                    pages_start: seq.pages_start + lane as u32 * pages_per_lane,
+                    ..*seq
+                })
+                .collect();
+            plan_attention(&seqs, &options, plan);
             change(window, plan);
         }
     }
 
     fn submit(&mut self) {
-        self.backend.submit(&self.input, &self.decoder).expect("the step starts");
+        self.backend.submit(&self.input, self.program).expect("the step starts");
         self.backend.collect(&mut self.output).expect("the step ends");
         self.input.clear();
     }
@@ -180,6 +196,13 @@ impl Harness {
             }
             input.samples.push(SampleRow::greedy(input.token_ids.len() as u32 - 1));
         }
+        // So far these are pages; each has a block in every lane, which follow each other.
+        let (pages, slots) = (std::mem::take(&mut input.pages), std::mem::take(&mut input.slots));
+        let (lanes, size) = (self.windows.len() as u32, block_size as u32);
+        for lane in 0..lanes {
+            input.pages.extend(pages.iter().map(|page| page * lanes + lane));
+            input.slots.extend(slots.iter().map(|slot| (slot / size * lanes + lane) * size + slot % size));
+        }
         seqs
     }
 
@@ -200,8 +223,12 @@ impl Harness {
     }
 }
 
-fn copies(moves: &[(u32, u32)]) -> impl Iterator<Item = BlockCopy> {
-    moves.iter().map(|&(from, to)| BlockCopy { from, to })
+/// A page's block of each lane.
+fn copies(moves: &[(u32, u32)], lanes: u32) -> impl Iterator<Item = BlockCopy> {
+    let of_page = move |&(from, to): &(u32, u32)| {
+        (0..lanes).map(move |lane| BlockCopy { from: from * lanes + lane, to: to * lanes + lane })
+    };
+    moves.iter().flat_map(of_page)
 }
 
 pub fn argmax(logits: &[f32]) -> u32 {

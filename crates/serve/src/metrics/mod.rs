@@ -1,9 +1,14 @@
 //! Figures for Prometheus, under vLLM's names and labels so that its dashboards work unchanged.
 //!
-//! What the engine knows at any moment (queues, blocks, prefix cache) is read from its pulse when somebody asks; what
+//! The text is written here: it is Python's `prometheus_client` that dashboards of vLLM were made for, with `_total` in the names
+//! of counters' `# TYPE` lines and `le="1.0"`. `prometheus-client` writes OpenMetrics (other `# TYPE` lines, `# EOF`) and cannot
+//! observe a value several times at once, which a step with many rows needs; `prometheus` writes `le="1"`.
+//!
+//! What the engine knows at any moment (queues, blocks, prefix cache) is read from its heartbeat when somebody asks; what
 //! happens over time is counted here, by the engine's loop ([`EngineObserver`]) or by the server at a request's end.
 //! Times are the engine's: a client that reads slowly does not change them.
 
+mod graph;
 mod histogram;
 mod render;
 
@@ -13,7 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use baton_core::FinishReason;
-use baton_engine::{DeviceReport, Observer, OutputReport, RequestTimes, StepReport, TurnReport};
+use baton_engine::{DeviceReport, KvEvent, Observer, OutputReport, RequestTimes, StepReport, TurnReport};
+use baton_events::EventHub;
 
 pub use histogram::Histogram;
 pub use render::ServerFigures;
@@ -181,11 +187,12 @@ fn escape(value: &str) -> String {
 pub struct EngineObserver {
     metrics: Arc<Metrics>,
     trace: Option<Arc<Trace>>,
+    kv_events: Option<Arc<EventHub>>,
 }
 
 impl EngineObserver {
-    pub fn new(metrics: Arc<Metrics>, trace: Option<Arc<Trace>>) -> Self {
-        Self { metrics, trace }
+    pub fn new(metrics: Arc<Metrics>, trace: Option<Arc<Trace>>, kv_events: Option<Arc<EventHub>>) -> Self {
+        Self { metrics, trace, kv_events }
     }
 }
 
@@ -216,6 +223,12 @@ impl Observer for EngineObserver {
                 let name = if *is_decode { "decode" } else { "prefill" };
                 trace.span(Row::Device, name, span.start, span.end, step.step, step.num_tokens);
             }
+        }
+    }
+
+    fn kv_events(&mut self, events: &[KvEvent]) {
+        if let Some(hub) = &self.kv_events {
+            hub.publish(events);
         }
     }
 

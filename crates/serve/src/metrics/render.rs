@@ -4,8 +4,10 @@ use std::fmt::Write;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use baton_engine::EngineStats;
+use baton_engine::{EngineStats, SpeculationStats, StoreStats};
+use baton_graph::GraphStats;
 
+use super::graph;
 use super::{FINISH_REASONS, Histogram, Metrics, escape};
 
 /// What of the server itself is shown.
@@ -14,9 +16,11 @@ pub struct ServerFigures {
     pub num_in_flight: usize,
     pub uptime_s: f64,
     pub num_lost_log_lines: u64,
+    /// Where models are loaded when they are asked for: how many are loaded, were loaded and unloaded.
+    pub models: Option<(usize, u64, u64)>,
 }
 
-struct Page {
+pub(super) struct Page {
     out: String,
 }
 
@@ -32,18 +36,71 @@ impl Page {
         };
     }
 
-    fn one(&mut self, name: &str, kind: &str, help: &str, labels: &str, value: f64) {
+    pub(super) fn one(&mut self, name: &str, kind: &str, help: &str, labels: &str, value: f64) {
         self.head(name, kind, help);
         self.sample(name, labels, value);
     }
 }
 
+/// What each KV store has done, and how often it failed.
+fn render_stores(stores: &[StoreStats], page: &mut Page) {
+    if stores.is_empty() {
+        return;
+    }
+    type Figure = (&'static str, &'static str, &'static str, fn(&StoreStats) -> Vec<(&'static str, u64)>);
+    let figures: [Figure; 5] = [
+        ("baton:kv_store_rows_total", "counter", "Rows of KV, by what a store did with them.", |store| {
+            vec![
+                ("asked", store.num_rows_asked),
+                ("found", store.num_rows_found),
+                ("fetched", store.num_rows_fetched),
+                ("stored", store.num_rows_stored),
+            ]
+        }),
+        ("baton:kv_store_bytes_total", "counter", "Bytes of KV that a store has moved.", |store| {
+            vec![("fetched", store.bytes_fetched), ("stored", store.bytes_stored)]
+        }),
+        (
+            "baton:kv_store_errors_total",
+            "counter",
+            "Answers of a KV store that were too late, broken, missing, or not even asked for.",
+            |store| {
+                vec![
+                    ("timeout", store.num_timeouts),
+                    ("corrupt", store.num_corrupt),
+                    ("failed", store.num_failures),
+                    ("skipped", store.num_skipped),
+                ]
+            },
+        ),
+        ("baton:kv_store_circuit_open", "gauge", "Whether a KV store is left alone for a while.", |store| {
+            vec![("", u64::from(store.is_open))]
+        }),
+        ("baton:kv_store_used_bytes", "gauge", "Bytes that a KV store holds, where it knows.", |store| {
+            vec![("", store.used_bytes)]
+        }),
+    ];
+    for (name, kind, help, values) in figures {
+        page.head(name, kind, help);
+        for store in stores {
+            for (what, value) in values(store) {
+                let what = if what.is_empty() { String::new() } else { format!(",kind=\"{what}\"") };
+                page.sample(name, &format!("store=\"{}\"{what}", store.name), value as f64);
+            }
+        }
+    }
+}
+
 impl Metrics {
-    pub fn render(&self, stats: &EngineStats, server: ServerFigures) -> String {
+    pub fn render(&self, stats: &EngineStats, graphs: Option<&GraphStats>, server: ServerFigures) -> String {
         let mut page = Page { out: String::with_capacity(16 << 10) };
         self.render_engine(stats, &mut page);
+        self.render_speculation(&stats.speculation, &mut page);
         self.render_counters(&mut page);
         self.render_histograms(&mut page);
+        if let Some(graphs) = graphs {
+            graph::render(graphs, &mut page);
+        }
         self.render_server(server, &mut page);
         page.out
     }
@@ -52,7 +109,7 @@ impl Metrics {
         let scheduler = &stats.scheduler;
         let kv = &scheduler.kv;
         let preemptions = scheduler.num_preemptions_swap + scheduler.num_preemptions_recompute;
-        let figures: [(&str, &str, &str, f64); 15] = [
+        let figures: [(&str, &str, &str, f64); 18] = [
             (
                 "vllm:num_requests_running",
                 "gauge",
@@ -83,6 +140,24 @@ impl Metrics {
                 "counter",
                 "Tokens found in the prefix cache.",
                 kv.prefix_cache_hits as f64,
+            ),
+            (
+                "vllm:external_prefix_cache_queries_total",
+                "counter",
+                "Tokens looked up in KV stores and on other machines.",
+                kv.external_cache_queries as f64,
+            ),
+            (
+                "vllm:external_prefix_cache_hits_total",
+                "counter",
+                "Tokens whose KV came from there.",
+                kv.external_cache_hits as f64,
+            ),
+            (
+                "baton:kv_store_late_total",
+                "counter",
+                "Requests that went on without an answer of a KV store.",
+                stats.tiers.num_late as f64,
             ),
             ("vllm:num_preemptions_total", "counter", "Requests that had to make room.", preemptions as f64),
             (
@@ -136,7 +211,39 @@ impl Metrics {
             "block_size=\"{}\",cache_dtype=\"auto\",engine=\"0\",num_cpu_blocks=\"{}\",num_gpu_blocks=\"{}\"",
             self.cache.block_size, self.cache.num_cpu_blocks, self.cache.num_gpu_blocks
         );
+        render_stores(&stats.tiers.stores, page);
         page.one("vllm:cache_config_info", "gauge", "How the KV cache was set up.", &labels, 1.0);
+    }
+
+    /// vLLM's, which are there from the first guess on.
+    fn render_speculation(&self, stats: &SpeculationStats, page: &mut Page) {
+        if stats.num_drafts == 0 {
+            return;
+        }
+        for (name, help, value) in [
+            (
+                "vllm:spec_decode_num_drafts_total",
+                "Steps of a sequence that checked guesses.",
+                stats.num_drafts,
+            ),
+            ("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed.", stats.num_draft_tokens),
+            (
+                "vllm:spec_decode_num_accepted_tokens_total",
+                "Guessed tokens that were right.",
+                stats.num_accepted_tokens,
+            ),
+        ] {
+            page.one(name, "counter", help, &self.labels, value as f64);
+        }
+        let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        page.head(
+            name,
+            "counter",
+            "Guessed tokens that were right, by their place among the guesses of a step.",
+        );
+        for (position, count) in stats.num_accepted_per_position.iter().enumerate() {
+            page.sample(name, &format!("{},position=\"{position}\"", self.labels), *count as f64);
+        }
     }
 
     fn render_counters(&self, page: &mut Page) {
@@ -233,6 +340,14 @@ impl Metrics {
             "",
             server.num_lost_log_lines as f64,
         );
+        if let Some((loaded, loads, unloads)) = server.models {
+            let help = "Models that are loaded, with the one that always is.";
+            page.one("baton:models_loaded", "gauge", help, "", loaded as f64);
+            let help = "Models that were loaded because a request named them.";
+            page.one("baton:model_loads_total", "counter", help, "", loads as f64);
+            let help = "Models that were unloaded because nobody asked for them, or others were.";
+            page.one("baton:model_unloads_total", "counter", help, "", unloads as f64);
+        }
         if let Some(bytes) = resident_bytes() {
             page.one("process_resident_memory_bytes", "gauge", "Resident memory.", "", bytes as f64);
         }

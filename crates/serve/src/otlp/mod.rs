@@ -1,9 +1,11 @@
 //! Traces of requests for OpenTelemetry: one span a prompt, with vLLM's attribute names, sent to a collector as
 //! OTLP over HTTP in JSON.
 //!
-//! The format is small enough to be written here, so every build can do it and none carries an exporter's
-//! dependencies. The engine never waits for a collector: spans go into a bounded queue, a task of its own sends them
-//! in batches, and what a slow or absent collector does not take is dropped and counted in the log.
+//! The format is small enough to be written here, so every build can do it. `opentelemetry-otlp` with JSON over HTTP would add some
+//! forty crates and a provider with global state, for spans that are complete when they are made.
+//!
+//! The engine never waits for a collector: spans go into a bounded queue, a task of its own sends them in batches, and what a slow
+//! or absent collector does not take is dropped and counted in the log.
 
 mod context;
 mod endpoint;

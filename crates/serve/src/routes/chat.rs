@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions` and `POST /v1/chat/completions/batch`.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use baton_text::AnswerEvent;
 use serde_json::{Map, Value};
 
 use crate::FINGERPRINT;
-use crate::answer::{Head, Streamed, Writer};
+use crate::answer::{ResponseHeader, Streamed, Writer};
 use crate::auth::Tenant;
 use crate::blocks::{BlockKind, Blocks};
-use crate::conversation::{self, Ask};
+use crate::conversation::{self, ChatRequest};
 use crate::error::ApiError;
 use crate::generation::{Generation, Update};
 use crate::logprobs::{self, finish_name};
@@ -24,7 +24,8 @@ use crate::state::App;
 use crate::structured;
 use crate::tools::ToolUse;
 use crate::types::chat::{
-    AnswerMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFields, ChatResponse,
+    AnswerMessage, BatchChatFields, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFields,
+    ChatFieldsOf, ChatResponse, Conversations, Messages, Prediction,
 };
 use crate::types::tools::{CalledFunction, FunctionDelta, ToolCall, ToolCallDelta};
 
@@ -35,23 +36,69 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Received { in_flight, own: mut chat, fields, structured } =
-        receive::<ChatFields>(&app, request).await?;
+    let mut received = receive::<ChatFields>(&app, request).await?;
+    let app = Arc::clone(&received.app);
+    let messages = received.own.messages.take().ok_or_else(no_messages)?;
+    answer(&app, &tenant, received, vec![messages]).await
+}
+
+/// `POST /v1/chat/completions/batch`, as vLLM has it: many conversations under the same parameters, one choice each. What
+/// would need more than a choice to say (streams, calls, several continuations) is refused.
+pub async fn create_batch(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut received = receive::<BatchChatFields>(&app, request).await?;
+    let app = Arc::clone(&received.app);
+    let Conversations(conversations) = received.own.messages.take().ok_or_else(no_messages)?;
+    let (chat, fields) = (&received.own, &received.fields);
+    let refused = [
+        ("stream", fields.stream.unwrap_or(false)),
+        ("tools", chat.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
+        ("n", fields.n.unwrap_or(1) > 1),
+        ("best_of", chat.best_of.unwrap_or(1) > 1),
+        ("use_beam_search", fields.use_beam_search.unwrap_or(false)),
+        ("prompt_logprobs", fields.prompt_logprobs.is_some()),
+    ];
+    if let Some((field, _)) = refused.iter().find(|(_, is_asked)| *is_asked) {
+        let message = format!("{field} does not go with a batch of conversations: use /v1/chat/completions");
+        return Err(ApiError::invalid_field(*field, message));
+    }
+    let limit = app.config.max_choices;
+    if conversations.is_empty() || conversations.len() > limit {
+        let message = format!("messages must hold 1 to {limit} conversations, got {}", conversations.len());
+        return Err(ApiError::invalid_field("messages", message));
+    }
+    app.check_queue(conversations.len())?;
+    answer(&app, &tenant, received, conversations).await
+}
+
+fn no_messages() -> ApiError {
+    ApiError::invalid_field("messages", "messages is missing: give at least one message")
+}
+
+/// Answers conversations that are asked for with the same fields.
+async fn answer<M: Default>(
+    app: &Arc<App>,
+    tenant: &Tenant,
+    received: Received<ChatFieldsOf<M>>,
+    conversations: Vec<Messages>,
+) -> Result<Response, ApiError> {
+    let Received { in_flight, own: mut chat, fields, structured, .. } = received;
     check_supported(&chat)?;
-    let show = Show::new(&app, &fields)?;
-    let top_logprobs = top_logprobs(&app, &chat)?;
+    let show = Show::new(app, &fields)?;
+    let top_logprobs = top_logprobs(app, &chat)?;
     let api = ApiFields {
         max_tokens: chat.max_completion_tokens.or(fields.max_tokens),
         logprobs: top_logprobs,
         best_of: chat.best_of,
     };
-    let missing = || ApiError::invalid_field("messages", "messages is missing: give at least one message");
-    let messages = chat.messages.take().ok_or_else(missing)?;
     let writer = ChatWriter {
-        head: Head::new("chatcmpl", show),
+        head: ResponseHeader::new("chatcmpl", show),
         top_logprobs: top_logprobs.map(|top| top as usize),
         prompt_logprobs: fields.prompt_logprobs.is_some(),
-        echo: echoed(&chat, &messages),
+        echoes: conversations.iter().map(|messages| echoed(&chat, &messages.0)).collect(),
     };
     let tools = ToolUse::of_chat(chat.tools.take(), chat.tool_choice.take(), chat.parallel_tool_calls)?;
     let options = ChatOptions {
@@ -62,10 +109,17 @@ pub async fn create(
         chat_template_kwargs: chat.chat_template_kwargs,
         skips_reasoning: false,
     };
-    let conversation = Conversation { model: fields.model.clone(), messages, tools, options };
-    let structured = structured::wish(structured)?;
-    let ask = Ask { conversation, fields, api, structured, clamps_length: false };
-    let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
+    let conversation = |messages: Messages| Conversation {
+        model: fields.model.clone(),
+        messages: messages.0,
+        tools: tools.clone(),
+        options: options.clone(),
+    };
+    let conversations = conversations.into_iter().map(conversation).collect();
+    let structured = structured::requested(structured)?;
+    let prediction = chat.prediction.map(Prediction::into_text);
+    let chat = ChatRequest { conversations, fields, api, structured, clamps_length: false, prediction };
+    let mut generation = conversation::start(app, in_flight, tenant, chat).await?;
     if show.stream {
         return Ok(sse::response(Streamed::new(generation, writer)));
     }
@@ -73,7 +127,7 @@ pub async fn create(
     Ok(json(&writer.whole(&generation, updates)))
 }
 
-fn check_supported(chat: &ChatFields) -> Result<(), ApiError> {
+fn check_supported<M: Default>(chat: &ChatFieldsOf<M>) -> Result<(), ApiError> {
     refuse(&[
         ("functions", &chat.functions),
         ("function_call", &chat.function_call),
@@ -89,7 +143,7 @@ fn check_supported(chat: &ChatFields) -> Result<(), ApiError> {
 }
 
 /// How many alternatives to report; `None` for no log-probabilities.
-fn top_logprobs(app: &App, chat: &ChatFields) -> Result<Option<u32>, ApiError> {
+fn top_logprobs<M: Default>(app: &App, chat: &ChatFieldsOf<M>) -> Result<Option<u32>, ApiError> {
     let limit = app.config.max_logprobs;
     if chat.top_logprobs.is_some_and(|top| top > limit) {
         let message = format!("top_logprobs must be at most {limit} (--max-logprobs)");
@@ -105,7 +159,7 @@ fn top_logprobs(app: &App, chat: &ChatFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// With `echo`, the last message of the assistant begins the answer.
-fn echoed(chat: &ChatFields, messages: &[Map<String, Value>]) -> String {
+fn echoed<M: Default>(chat: &ChatFieldsOf<M>, messages: &[Map<String, Value>]) -> String {
     let last = messages.last().filter(|_| chat.echo.unwrap_or(false));
     let assistant = last.filter(|message| message.get("role").is_some_and(|role| role == "assistant"));
     let content = assistant.and_then(|message| message.get("content")).and_then(|content| content.as_str());
@@ -115,10 +169,11 @@ fn echoed(chat: &ChatFields, messages: &[Map<String, Value>]) -> String {
 /// How an answer is to look.
 #[derive(Debug)]
 struct ChatWriter {
-    head: Head,
+    head: ResponseHeader,
     top_logprobs: Option<usize>,
     prompt_logprobs: bool,
-    echo: String,
+    /// What the answer to each conversation begins with.
+    echoes: Vec<String>,
 }
 
 /// Whoever called functions has not ended, but waits for their results.
@@ -130,6 +185,10 @@ fn reason(update: &Update) -> Option<&'static str> {
 }
 
 impl ChatWriter {
+    fn echo_of(&self, choice: usize, generation: &Generation) -> &str {
+        &self.echoes[generation.prompt_of(choice)]
+    }
+
     fn whole(&self, generation: &Generation, updates: Vec<Update>) -> ChatResponse {
         let names = self.head.names(generation);
         let show = self.head.show;
@@ -137,11 +196,12 @@ impl ChatWriter {
             index: update.choice,
             logprobs: self.top_logprobs.map(|top| logprobs::chat(&update.logprobs, top, names)),
             finish_reason: reason(&update),
-            message: self.message(update.events),
+            message: message(self.echo_of(update.choice, generation), update.events),
             stop_reason: update.stop_reason,
             token_ids: show.token_ids.then_some(update.token_ids),
         });
         let part = generation.part_of(0);
+        let is_batch = self.echoes.len() > 1;
         ChatResponse {
             choices: choices.collect(),
             id: self.head.id.clone(),
@@ -151,31 +211,9 @@ impl ChatWriter {
             usage: generation.usage(),
             system_fingerprint: FINGERPRINT,
             prompt_logprobs: self.prompt_logprobs.then(|| logprobs::prompt(&part.prompt_logprobs, names)),
-            prompt_token_ids: show.token_ids.then(|| part.prompt_token_ids.clone()),
-            kv_transfer_params: None,
-        }
-    }
-
-    fn message(&self, events: Vec<AnswerEvent>) -> AnswerMessage {
-        let blocks = Blocks::of(events);
-        let reasoning = blocks.text_of(&BlockKind::Reasoning);
-        let content = format!("{}{}", self.echo, blocks.text_of(&BlockKind::Text).unwrap_or_default());
-        let call = |block: crate::blocks::Block| match block.kind {
-            BlockKind::Call { id, name } => Some(ToolCall {
-                id,
-                kind: "function",
-                function: CalledFunction { name, arguments: block.text },
-            }),
-            BlockKind::Reasoning | BlockKind::Text => None,
-        };
-        let tool_calls: Vec<ToolCall> = blocks.list.into_iter().filter_map(call).collect();
-        AnswerMessage {
-            role: "assistant".to_owned(),
-            content: (tool_calls.is_empty() || !content.is_empty()).then_some(content),
-            refusal: None,
-            reasoning: reasoning.clone(),
-            reasoning_content: reasoning,
-            tool_calls,
+            // There is one place for it.
+            prompt_token_ids: (show.token_ids && !is_batch).then(|| part.prompt_token_ids.clone()),
+            kv_transfer_params: generation.kv_transfer_params(),
         }
     }
 
@@ -198,6 +236,27 @@ impl ChatWriter {
             system_fingerprint: FINGERPRINT,
             prompt_token_ids: (is_first && self.head.show.token_ids).then_some(&*part.prompt_token_ids),
         });
+    }
+}
+
+fn message(echo: &str, events: Vec<AnswerEvent>) -> AnswerMessage {
+    let blocks = Blocks::of(events);
+    let reasoning = blocks.text_of(&BlockKind::Reasoning);
+    let content = format!("{}{}", echo, blocks.text_of(&BlockKind::Text).unwrap_or_default());
+    let call = |block: crate::blocks::Block| match block.kind {
+        BlockKind::Call { id, name } => {
+            Some(ToolCall { id, kind: "function", function: CalledFunction { name, arguments: block.text } })
+        }
+        BlockKind::Reasoning | BlockKind::Text => None,
+    };
+    let tool_calls: Vec<ToolCall> = blocks.list.into_iter().filter_map(call).collect();
+    AnswerMessage {
+        role: "assistant".to_owned(),
+        content: (tool_calls.is_empty() || !content.is_empty()).then_some(content),
+        refusal: None,
+        reasoning: reasoning.clone(),
+        reasoning_content: reasoning,
+        tool_calls,
     }
 }
 
@@ -229,8 +288,8 @@ fn delta(event: &AnswerEvent) -> Option<ChatDelta<'_>> {
 impl Writer for ChatWriter {
     fn begin(&mut self, generation: &Generation, out: &mut Events) {
         for index in 0..generation.num_choices() {
-            let delta =
-                ChatDelta { role: Some("assistant"), content: Some(&self.echo), ..ChatDelta::default() };
+            let echo = self.echo_of(index, generation);
+            let delta = ChatDelta { role: Some("assistant"), content: Some(echo), ..ChatDelta::default() };
             let choice = ChatChunkChoice { index, delta, ..ChatChunkChoice::default() };
             self.push_chunk(generation, vec![choice], index == 0, false, out);
         }

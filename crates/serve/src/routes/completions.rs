@@ -8,10 +8,10 @@ use axum::response::Response;
 use baton_core::TokenId;
 
 use crate::FINGERPRINT;
-use crate::answer::{Head, Streamed, Writer};
+use crate::answer::{ResponseHeader, Streamed, Writer};
 use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::generation::{Generation, Job, Update};
+use crate::generation::{Generation, GenerationRequest, Update};
 use crate::logprobs::{self, finish_name};
 use crate::params::{ApiFields, Show, sampling_params, truncate_prompt};
 use crate::prepare;
@@ -34,7 +34,7 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Received { in_flight, own: mut completion, mut fields, structured } =
+    let Received { app, in_flight, own: mut completion, mut fields, structured } =
         receive::<CompletionFields>(&app, request).await?;
     check_supported(&completion)?;
     let show = Show::new(&app, &fields)?;
@@ -52,7 +52,7 @@ pub async fn create(
         best_of: completion.best_of,
     };
     let mut params = sampling_params(&app, &fields, api)?;
-    let constraint = structured::apply(&app, structured::wish(structured)?, &mut params).await?;
+    let constraint = structured::apply(&app, structured::requested(structured)?, &mut params).await?;
     let missing = || ApiError::invalid_field("prompt", "prompt is missing: give a text or token ids");
     let prompts = completion.prompt.take().ok_or_else(missing)?.0;
     if echo && fields.truncate_prompt_tokens.is_some() {
@@ -63,20 +63,22 @@ pub async fn create(
     for prompt in &mut prompts {
         truncate_prompt(&app, &fields, params.max_tokens, prompt)?;
     }
-    let job = Job {
+    let generation_request = GenerationRequest {
         prompts,
         params,
         constraint,
         skip_special_tokens: show.skip_special_tokens,
         cache_salt: fields.cache_salt,
+        kv_transfer: fields.kv_transfer_params,
         priority: fields.priority.unwrap_or(0),
-        reading: None,
+        answer_formats: Vec::new(),
         clamps_length: false,
+        prediction: Arc::from([]),
     };
-    let mut generation = Generation::start(&app, in_flight, &tenant, job).await?;
+    let mut generation = Generation::start(&app, in_flight, &tenant, generation_request).await?;
     let num_choices = generation.num_choices();
     let mut writer = CompletionWriter {
-        head: Head::new("cmpl", show),
+        head: ResponseHeader::new("cmpl", show),
         logprobs: completion.logprobs.map(|top| top as usize),
         prompt_logprobs: asked_prompt_logprobs,
         echoes,
@@ -109,6 +111,7 @@ async fn prepare_prompts(
         let message = format!("prompt must hold 1 to {limit} prompts, got {}", prompts.len());
         return Err(ApiError::invalid_field("prompt", message));
     }
+    app.check_queue(prompts.len())?;
     let add_special = completion.add_special_tokens.unwrap_or(true);
     prepare::blocking(app, move |app| {
         let (mut all_tokens, mut echoes) = (Vec::with_capacity(prompts.len()), Vec::new());
@@ -135,7 +138,7 @@ async fn prepare_prompts(
 /// How an answer is to look, and how far its choices are.
 #[derive(Debug)]
 struct CompletionWriter {
-    head: Head,
+    head: ResponseHeader,
     logprobs: Option<usize>,
     prompt_logprobs: bool,
     /// The prompts' texts; empty without `echo`.
@@ -162,7 +165,7 @@ impl CompletionWriter {
             model: generation.app().model.name().to_owned(),
             usage,
             system_fingerprint: FINGERPRINT,
-            kv_transfer_params: None,
+            kv_transfer_params: generation.kv_transfer_params(),
         }
     }
 

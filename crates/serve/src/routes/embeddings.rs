@@ -1,20 +1,20 @@
-//! `POST /v1/embeddings`: the hidden state of the served decoder after the last token of each input, through the last
-//! norm, as a unit vector.
+//! `POST /v1/embeddings`: the vector of each input. An encoder pools and normalises as its files say; of a decoder it is the hidden
+//! state after the last token, through the last norm, as a unit vector.
 //!
-//! The model was trained to continue text, not to compare texts: these vectors tell topics apart, and a model that was
-//! trained for embeddings does so better.
+//! A decoder was trained to continue text, not to compare texts: its vectors tell topics apart, and a model that was trained for
+//! embeddings does so better.
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use baton_core::SamplingParams;
+use baton_core::{SamplingParams, TokenId};
 
 use crate::auth::Tenant;
 use crate::body::JsonBody;
 use crate::error::ApiError;
-use crate::generation::{Generation, Job};
+use crate::generation::{Generation, GenerationRequest};
 use crate::ids;
 use crate::params::{MAX_SALT_BYTES, truncate_prompt};
 use crate::prepare;
@@ -24,7 +24,7 @@ use crate::types::embeddings::{
     Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage, EmbeddingVector, EncodingFormat,
 };
 
-use super::{check_model, json};
+use super::{json, parsed};
 
 pub async fn create(
     State(app): State<Arc<App>>,
@@ -32,8 +32,9 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let in_flight = app.admit()?;
-    let asked: EmbeddingRequest = JsonBody::read(&app, request).await?.parse()?;
-    check_model(&app, asked.model.as_deref())?;
+    let body = JsonBody::read_for_engine(&app, request).await?;
+    let asked: EmbeddingRequest = parsed(&app, body, JsonBody::parse).await?;
+    let app = app.for_model(asked.model.as_deref()).await?;
     let limit = app.config.max_choices;
     let missing = || ApiError::invalid_field("input", "input is missing: give a text or token ids");
     let inputs = asked.input.ok_or_else(missing)?.0;
@@ -41,6 +42,7 @@ pub async fn create(
         let message = format!("input must hold 1 to {limit} inputs, got {}", inputs.len());
         return Err(ApiError::invalid_field("input", message));
     }
+    app.check_queue(inputs.len())?;
     let hidden_size = app.model.hidden_size;
     let dimensions = asked.dimensions.unwrap_or(hidden_size);
     if dimensions == 0 || dimensions > hidden_size {
@@ -51,9 +53,16 @@ pub async fn create(
         let message = format!("cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes");
         return Err(ApiError::invalid_field("cache_salt", message));
     }
-    if let Some(pooling) = asked.pooling.as_deref().filter(|pooling| !["last", "LAST"].contains(pooling)) {
-        let message = format!("pooling must be \"last\", the only one that is built, got {pooling:?}");
+    let own_pooling = app.model.encoder.as_ref().map_or("last", |encoder| encoder.pooling.as_str());
+    if let Some(pooling) =
+        asked.pooling.as_deref().filter(|pooling| !pooling.eq_ignore_ascii_case(own_pooling))
+    {
+        let message = format!("pooling must be {own_pooling:?}, the model's own, got {pooling:?}");
         return Err(ApiError::invalid_field("pooling", message));
+    }
+    if app.model.encoder.as_ref().is_some_and(|encoder| encoder.scores_pairs) {
+        let message = "this model scores pairs of texts and embeds none: use /v1/rerank or /score";
+        return Err(ApiError::invalid(message));
     }
     let truncation =
         SamplingFields { truncate_prompt_tokens: asked.truncate_prompt_tokens, ..SamplingFields::default() };
@@ -66,21 +75,12 @@ pub async fn create(
         };
         inputs.into_iter().map(tokens).collect()
     });
-    let job = Job {
-        prompts: prompts.await?,
-        // One token is drawn and thrown away: a request without any would need a way of its own through the engine.
-        params: SamplingParams { ignore_eos: true, pooling: true, ..SamplingParams::greedy(1) },
-        constraint: None,
-        skip_special_tokens: true,
-        cache_salt: asked.cache_salt,
-        priority: asked.priority.unwrap_or(0),
-        reading: None,
-        clamps_length: false,
-    };
-    let mut generation = Generation::start(&app, in_flight, &tenant, job).await?;
+    let generation_request = pooling_request(prompts.await?, asked.cache_salt, asked.priority);
+    let mut generation = Generation::start(&app, in_flight, &tenant, generation_request).await?;
     generation.collect().await?;
     let format = asked.encoding_format.unwrap_or_default();
-    let normalize = asked.normalize.unwrap_or(true);
+    let own_normalize = app.model.encoder.as_ref().is_none_or(|encoder| encoder.normalize);
+    let normalize = asked.normalize.unwrap_or(own_normalize);
     let data = (0..generation.num_choices()).map(|index| Embedding {
         object: "embedding",
         index,
@@ -97,6 +97,27 @@ pub async fn create(
     }))
 }
 
+/// A request for the vectors of prompts.
+pub(super) fn pooling_request(
+    prompts: Vec<Vec<TokenId>>,
+    cache_salt: Option<String>,
+    priority: Option<i32>,
+) -> GenerationRequest {
+    GenerationRequest {
+        prompts,
+        // One token is drawn and thrown away: a request without any would need a way of its own through the engine.
+        params: SamplingParams { ignore_eos: true, pooling: true, ..SamplingParams::greedy(1) },
+        constraint: None,
+        skip_special_tokens: true,
+        cache_salt,
+        kv_transfer: None,
+        priority: priority.unwrap_or(0),
+        answer_formats: Vec::new(),
+        clamps_length: false,
+        prediction: Arc::from([]),
+    }
+}
+
 /// The first numbers of a vector, made as long as 1 unless they are wanted as they are.
 fn shortened(vector: &[f32], dimensions: usize, normalize: bool) -> Vec<f32> {
     let kept = &vector[..dimensions.min(vector.len())];
@@ -108,7 +129,7 @@ fn shortened(vector: &[f32], dimensions: usize, normalize: bool) -> Vec<f32> {
     kept.iter().map(|x| x * scale).collect()
 }
 
-fn encode(vector: &[f32], format: EncodingFormat) -> EmbeddingVector {
+pub(super) fn encode(vector: &[f32], format: EncodingFormat) -> EmbeddingVector {
     match format {
         EncodingFormat::Float => EmbeddingVector::Float(vector.to_vec()),
         EncodingFormat::Base64 => {
@@ -118,7 +139,7 @@ fn encode(vector: &[f32], format: EncodingFormat) -> EmbeddingVector {
     }
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub(super) fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -133,9 +154,48 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
+/// The bytes of a field in base64, with or without padding.
+pub(super) fn from_base64(param: &str, text: &str) -> Result<Vec<u8>, ApiError> {
+    let digits = text.trim_end_matches('=').as_bytes();
+    let wrong = |what: String| ApiError::invalid_field(param, format!("{param} is not base64: {what}"));
+    if digits.len() % 4 == 1 || text.len() - digits.len() > 2 {
+        return Err(wrong(format!("{} letters cannot be", text.len())));
+    }
+    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
+    for (group, letters) in digits.chunks(4).enumerate() {
+        let mut bits = 0u32;
+        for (place, &letter) in letters.iter().enumerate() {
+            let value = match letter {
+                b'A'..=b'Z' => letter - b'A',
+                b'a'..=b'z' => letter - b'a' + 26,
+                b'0'..=b'9' => letter - b'0' + 52,
+                b'+' => 62,
+                b'/' => 63,
+                _ => return Err(wrong(format!("byte {} is none of its letters", 4 * group + place))),
+            };
+            bits |= u32::from(value) << (18 - 6 * place);
+        }
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..letters.len()]);
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn base64_is_read_as_it_is_written() {
+        for len in 0..20u8 {
+            let bytes: Vec<u8> = (0..len).map(|i| i.wrapping_mul(37).wrapping_add(200)).collect();
+            let text = base64(&bytes);
+            assert_eq!(from_base64("x", &text).unwrap(), bytes);
+            assert_eq!(from_base64("x", text.trim_end_matches('=')).unwrap(), bytes);
+        }
+        for wrong in ["A", "AAAAA", "AA-A", "AA A", "A===", "===="] {
+            assert!(from_base64("x", wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn base64_is_that_of_the_rfc() {

@@ -3,11 +3,17 @@
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod graphs;
+pub mod kv_events;
+pub mod llamacpp;
 pub mod messages;
 pub mod meta;
 pub mod models;
+pub mod ollama;
 pub mod probes;
+pub mod rerank;
 pub mod responses;
+pub mod stats;
 pub mod text;
 
 use std::sync::Arc;
@@ -60,6 +66,8 @@ pub const ROUTES: &[Route] = routes! {
     get "/v1/models" models::list, "The served models";
     get "/v1/models/{id}" models::one, "One served model";
     post "/v1/chat/completions" chat::create, "Answer a conversation, whole or as a stream of events";
+    post "/v1/chat/completions/batch" chat::create_batch, "Answer many conversations at once, one choice each";
+    post "/v1/chat/completions/input_tokens" llamacpp::input_tokens, "How many tokens a conversation has, as llama.cpp counts them";
     post "/v1/completions" completions::create, "Continue prompts, whole or as a stream of events";
     post "/v1/responses" responses::create, "Answer input items, whole, as a stream of events or in the background";
     get "/v1/responses/{id}" responses::retrieve, "A stored response";
@@ -68,8 +76,27 @@ pub const ROUTES: &[Route] = routes! {
     post "/v1/messages" messages::create, "Answer messages in the dialect of Anthropic's API";
     post "/v1/messages/count_tokens" messages::count_tokens, "How many tokens such messages have";
     post "/v1/embeddings" embeddings::create, "The model's hidden state after each input, as a unit vector";
+    post "/v1/graphs" graphs::create, "Upload a graph for the graph model: edges and a row of features for each node";
+    get "/v1/graphs" graphs::list, "The graphs of this key, and the graph model";
+    get "/v1/graphs/{id}" graphs::one, "One graph";
+    delete "/v1/graphs/{id}" graphs::remove, "Forget a graph, and end the requests for it";
+    post "/v1/graphs/{id}/embeddings" graphs::embed, "Embeddings of a graph's nodes, with full or sampled neighbourhoods";
+    post "/v1/rerank" rerank::rerank, "Documents in the order of their relevance to a query";
+    post "/v2/rerank" rerank::rerank, "The same, where Cohere's clients look for it";
+    post "/v1/score" rerank::score, "How well texts go together, pair by pair";
     post "/tokenize" text::tokenize, "The token ids of a prompt or a conversation";
     post "/detokenize" text::detokenize, "The text of token ids";
+    post "/api/chat" ollama::chat, "Answer a conversation in the dialect of Ollama's API, as lines of JSON";
+    post "/api/generate" ollama::generate, "Answer or continue a prompt in the dialect of Ollama's API";
+    get "/api/tags" ollama::tags, "The served models, as Ollama lists them";
+    get "/api/ps" ollama::ps, "The same with their contexts, as Ollama lists running ones";
+    post "/api/show" ollama::show, "What a model is: size, template, sampling defaults, abilities";
+    get "/api/version" ollama::version, "The server's version";
+    post "/completion" llamacpp::completion, "Continue a prompt in the dialect of llama.cpp's server";
+    post "/infill" llamacpp::infill, "Write what is between two texts, with models that were made for it";
+    post "/apply-template" llamacpp::apply_template, "The prompt that the chat template makes of messages";
+    get "/props" llamacpp::props, "Sampling defaults, context, slots and chat template, as llama.cpp tells them";
+    get "/slots" llamacpp::slots, "Places for sequences, and how many are at work";
     get "/health" probes::health, "200 while the engine works, 503 when it is stuck or gone (open to all)";
     get "/live" probes::live, "200 while the process answers (open to all)";
     get "/ready" probes::ready, "200 while requests are taken, 503 when shutting down (open to all)";
@@ -77,22 +104,39 @@ pub const ROUTES: &[Route] = routes! {
     get "/get_load" probes::get_load, "The same as /load, as routers of SGLang and vLLM ask for it";
     get "/tokenizer_info" text::tokenizer_info, "What the tokenizer is: size, special tokens, chat template";
     get "/load" probes::load, "How many generation requests are being served";
+    post "/reset_prefix_cache" meta::reset_prefix_cache, "Forget every cached prefix (where there is at most one key)";
     get "/version" meta::version, "The server's version";
+    get "/kv_events" kv_events::stream, "News of cached KV blocks as a stream of events (where they are on, and there is at most one key)";
+    get "/stats" stats::stats, "What is served, on what, and the requests of this key that are running";
     get "/metrics" meta::metrics, "Figures for Prometheus, under vLLM's names";
     get "/openapi.json" meta::openapi, "This API for machines";
     get "/docs" meta::docs, "This API for people";
 };
+
+/// Routes that clients of llama.cpp and vLLM also ask for without `/v1`.
+const UNPREFIXED: [&str; 7] = [
+    "/models",
+    "/chat/completions",
+    "/chat/completions/input_tokens",
+    "/embeddings",
+    "/responses",
+    "/rerank",
+    "/score",
+];
 
 /// The whole application.
 pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         router = router.route(route.path, (route.handler)());
+        if let Some(short) = route.path.strip_prefix("/v1").filter(|path| UNPREFIXED.contains(path)) {
+            router = router.route(short, (route.handler)());
+        }
     }
-    if app.config.console {
-        router = router.merge(console::router());
-    }
+    // Without the version, completions have llama.cpp's own shape.
+    router = router.route("/completions", post(llamacpp::completion));
     let router = router
+        .merge(console::router(app.config.console))
         .method_not_allowed_fallback(|request: Request| async move {
             ApiError::wrong_method(request.method().as_str(), request.uri().path()).into_response()
         })
@@ -107,7 +151,7 @@ pub fn router(app: &Arc<App>) -> Router {
         None => router,
     };
     let router = router.layer(from_fn_with_state(Arc::clone(app), origin::check));
-    let router = router.layer(from_fn(messages::translate_errors));
+    let router = router.layer(from_fn(messages::translate_errors)).layer(from_fn(ollama::translate_errors));
     let router = match app.config.root_path.as_str() {
         "" => router,
         root_path => Router::new().nest(root_path, router.clone()).merge(router),
@@ -140,8 +184,23 @@ pub(crate) fn json(value: &impl Serialize) -> Response {
     response
 }
 
+/// The same answer with another body.
+pub(crate) fn with_body(response: Response, body: &impl Serialize) -> Response {
+    let (parts, _) = response.into_parts();
+    let (mut translated, body) = json(body).into_parts();
+    translated.status = parts.status;
+    for (name, value) in &parts.headers {
+        if name != header::CONTENT_LENGTH {
+            translated.headers.insert(name, value.clone());
+        }
+    }
+    Response::from_parts(translated, body)
+}
+
 /// A generating request that was let in: its own fields, and those that all such APIs share.
 pub(crate) struct Received<T> {
+    /// That of the model that was asked for.
+    pub app: Arc<App>,
     pub in_flight: InFlight,
     pub own: T,
     pub fields: SamplingFields,
@@ -154,27 +213,23 @@ pub(crate) async fn receive<T: DeserializeOwned + Send + 'static>(
     request: Request,
 ) -> Result<Received<T>, ApiError> {
     let in_flight = app.admit()?;
-    let body = JsonBody::read(app, request).await?;
-    let is_large = body.is_large();
-    let parse = move || -> Result<(T, SamplingFields, StructuredFields), ApiError> {
+    let body = JsonBody::read_for_engine(app, request).await?;
+    let parse = |body: &JsonBody| -> Result<(T, SamplingFields, StructuredFields), ApiError> {
         body.parse::<RefusedFields>()?.check()?;
         Ok((body.parse()?, body.parse()?, body.parse()?))
     };
-    let (own, fields, structured) =
-        if is_large { prepare::blocking(app, move |_| parse()).await? } else { parse()? };
-    check_model(app, fields.model.as_deref())?;
-    Ok(Received { in_flight, own, fields, structured })
+    let (own, fields, structured) = parsed(app, body, parse).await?;
+    let app = app.for_model(fields.model.as_deref()).await?;
+    Ok(Received { app, in_flight, own, fields, structured })
 }
 
-/// Refuses a request for a model that is not served here.
-pub(crate) fn check_model(app: &App, asked: Option<&str>) -> Result<(), ApiError> {
-    match asked {
-        // An empty name is no name.
-        Some(name) if !name.is_empty() && !app.model.is_named(name) => {
-            Err(ApiError::no_such_model(name, app.model.name()))
-        }
-        _ => Ok(()),
-    }
+/// Reads a body, a large one beside the async threads.
+pub(crate) async fn parsed<T: Send + 'static>(
+    app: &Arc<App>,
+    body: JsonBody,
+    parse: impl FnOnce(&JsonBody) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.is_large() { prepare::blocking(app, move |_| parse(&body)).await } else { parse(&body) }
 }
 
 /// Refuses fields that ask for what is not built.

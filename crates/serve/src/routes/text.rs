@@ -4,21 +4,30 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use baton_core::TokenId;
 
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::prepare::{self, ChatOptions, Conversation};
 use crate::state::App;
+use crate::tools::ToolUse;
 use crate::types::prompt::Prompt;
 use crate::types::text::{
-    DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse, TokenizerInfo,
+    DetokenizeRequest, DetokenizeResponse, TokenPiece, TokenizeRequest, TokenizeResponse, TokenizerInfo,
+    Tokens,
 };
 
-use super::{check_model, json};
+use super::{json, parsed};
 
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let asked: TokenizeRequest = JsonBody::read(&app, request).await?.parse()?;
-    check_model(&app, asked.model.as_deref())?;
+    let body = JsonBody::read(&app, request).await?;
+    let mut asked: TokenizeRequest = parsed(&app, body, JsonBody::parse).await?;
+    if let (Some(content), None) = (asked.content.take(), &asked.prompt) {
+        asked.prompt = Some(content);
+        asked.add_special_tokens = asked.add_special_tokens.or(asked.add_special).or(Some(false));
+    }
+    let pieces = asked.with_pieces.unwrap_or(false);
+    let app = app.for_model(asked.model.as_deref()).await?;
     let names = asked.return_token_strs.unwrap_or(false);
     let tokens = prepare::blocking(&app, move |app| match (asked.prompt, asked.messages) {
         (Some(prompt), None) => {
@@ -42,8 +51,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
                 chat_template_kwargs: asked.chat_template_kwargs,
                 skips_reasoning: false,
             };
-            let conversation =
-                Conversation { model: asked.model, messages, options, ..Conversation::default() };
+            let tools = ToolUse::of_chat(asked.tools, None, None)?;
+            let conversation = Conversation { model: asked.model, messages, tools, options };
             prepare::chat_prompt(app, conversation).map(|prompt| prompt.token_ids)
         }
         _ => Err(ApiError::invalid_field("prompt", "give either prompt or messages")),
@@ -55,9 +64,13 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
     Ok(json(&TokenizeResponse {
         count: tokens.len(),
         max_model_len: app.model.max_model_len,
-        tokens,
+        tokens: if pieces { with_pieces(&app, tokens) } else { Tokens::Ids(tokens) },
         token_strs,
     }))
+}
+
+fn with_pieces(app: &App, tokens: Vec<TokenId>) -> Tokens {
+    Tokens::Pieces(tokens.into_iter().map(|id| TokenPiece { id, piece: app.model.token_text(id) }).collect())
 }
 
 pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
@@ -74,8 +87,9 @@ pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Response, Api
 }
 
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let asked: DetokenizeRequest = JsonBody::read(&app, request).await?.parse()?;
-    check_model(&app, asked.model.as_deref())?;
+    let body = JsonBody::read(&app, request).await?;
+    let asked: DetokenizeRequest = parsed(&app, body, JsonBody::parse).await?;
+    let app = app.for_model(asked.model.as_deref()).await?;
     let missing = || ApiError::invalid_field("tokens", "tokens is missing: give a list of token ids");
     let tokens = asked.tokens.ok_or_else(missing)?;
     let prompt = prepare::blocking(&app, move |app| {
@@ -88,5 +102,5 @@ pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result
         Ok(tokenizer.decode(&tokens, false)?)
     })
     .await?;
-    Ok(json(&DetokenizeResponse { prompt }))
+    Ok(json(&DetokenizeResponse { content: prompt.clone(), prompt }))
 }

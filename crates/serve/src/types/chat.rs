@@ -8,40 +8,122 @@ use serde_json::{Map, Value};
 use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
 use super::tools::{ChatTool, ChatToolChoice, ToolCall, ToolCallDelta};
 
-/// The fields of a chat besides [`super::common::SamplingFields`].
+/// A conversation.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct Messages(pub Vec<Map<String, Value>>);
+
+/// Many of them.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct Conversations(pub Vec<Messages>);
+
+/// The fields of `/v1/chat/completions` besides [`super::common::SamplingFields`].
+pub type ChatFields = ChatFieldsOf<Messages>;
+
+/// Those of `/v1/chat/completions/batch`: each list of messages is a conversation of its own.
+pub type BatchChatFields = ChatFieldsOf<Conversations>;
+
+/// The fields of a chat over one conversation or over many.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-#[schemars(extend("required" = ["messages"]))]
-pub struct ChatFields {
+#[schemars(extend("required" = ["messages"]), rename = "ChatFieldsOf{M}")]
+pub struct ChatFieldsOf<M: Default> {
     /// Objects with `role` and `content` (a text, or a list of `{"type": "text", "text": …}`); those of the assistant may
-    /// have `tool_calls`, those of the role `tool` have a `tool_call_id`.
-    pub messages: Option<Vec<Map<String, Value>>>,
+    /// have `tool_calls`, those of the role `tool` have a `tool_call_id`. A batch has a list of such lists.
+    pub messages: Option<M>,
+    /// The most tokens of the answer; without it, what is left of the context.
     pub max_completion_tokens: Option<u32>,
+    /// Report the log-probability of each token.
     pub logprobs: Option<bool>,
+    /// How many alternatives each token reports.
     #[schemars(range(min = 0))]
     pub top_logprobs: Option<u32>,
+    /// How many to sample; the best `n` are returned.
     pub best_of: Option<u32>,
     /// End the prompt with the beginning of an answer.
     pub add_generation_prompt: Option<bool>,
     /// The last message is the beginning of the answer.
     pub continue_final_message: Option<bool>,
+    /// Add what the model wants at the beginning of a prompt.
     pub add_special_tokens: Option<bool>,
+    /// For templates that know documents.
     pub documents: Option<Vec<Value>>,
+    /// Variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Prepend the last message, where it has the role of the answer.
     pub echo: Option<bool>,
     /// Functions that the model may call.
     pub tools: Option<Vec<ChatTool>>,
+    /// Whether the model may, must or must not call a function, or which one it must.
     pub tool_choice: Option<ChatToolChoice>,
     /// Allow more than one call in an answer.
     pub parallel_tool_calls: Option<bool>,
+    /// What the answer is expected to be like (`{"type": "content", "content": …}`). Where the server speculates, parts of it that
+    /// are right come faster; it never changes the answer.
+    pub prediction: Option<Prediction>,
+    /// Not built: refused where it asks for something.
     pub chat_template: Unsupported,
+    /// Not built: refused where it asks for something.
     pub functions: Unsupported,
+    /// Not built: refused where it asks for something.
     pub function_call: Unsupported,
+    /// Not built: refused where it asks for something.
     pub audio: Unsupported,
+    /// Only `text`.
     pub modalities: Option<Vec<String>>,
+    /// Not built: refused where it asks for something.
     pub web_search_options: Unsupported,
+    /// Not built: refused where it asks for something.
     pub mm_processor_kwargs: Unsupported,
+}
+
+/// OpenAI's predicted output.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct Prediction {
+    #[serde(rename = "type")]
+    pub kind: PredictionKind,
+    /// The text, whole or in parts.
+    pub content: PredictedContent,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PredictionKind {
+    Content,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "content must be a text or a list of {\"type\": \"text\", \"text\": …}")]
+pub enum PredictedContent {
+    Text(String),
+    Parts(Vec<PredictedPart>),
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct PredictedPart {
+    /// Only text can be predicted.
+    #[serde(rename = "type")]
+    pub kind: PredictedPartKind,
+    /// What the answer is expected to say here.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PredictedPartKind {
+    Text,
+}
+
+impl Prediction {
+    pub fn into_text(self) -> String {
+        match self.content {
+            PredictedContent::Text(text) => text,
+            PredictedContent::Parts(parts) => parts.into_iter().map(|part| part.text).collect(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -55,7 +137,7 @@ pub struct ChatResponse {
     pub system_fingerprint: &'static str,
     pub prompt_logprobs: Option<PromptLogprobs>,
     pub prompt_token_ids: Option<Vec<TokenId>>,
-    /// Always null: clients of vLLM look for it.
+    /// Where a decode worker finds the KV, if one goes on with the answer; else null.
     pub kv_transfer_params: Option<Value>,
 }
 

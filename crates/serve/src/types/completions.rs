@@ -22,8 +22,11 @@ pub struct CompletionFields {
     pub best_of: Option<u32>,
     /// Report log-probabilities, with this many alternatives.
     pub logprobs: Option<u32>,
+    /// Add what the model wants at the beginning of a prompt.
     pub add_special_tokens: Option<bool>,
+    /// Not built: refused where it asks for something.
     pub suffix: Unsupported,
+    /// Not built: refused where it asks for something.
     pub prompt_embeds: Unsupported,
 }
 
@@ -36,7 +39,7 @@ pub struct CompletionResponse {
     pub choices: Vec<CompletionChoice>,
     pub usage: Usage,
     pub system_fingerprint: &'static str,
-    /// Always null: clients of vLLM look for it.
+    /// Where a decode worker finds the KV, if one goes on with the answer; else null.
     pub kv_transfer_params: Option<serde_json::Value>,
 }
 

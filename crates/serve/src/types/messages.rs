@@ -4,23 +4,36 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::common::Others;
+
 /// A request, and that of `/v1/messages/count_tokens`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(extend("required" = ["messages", "max_tokens"]))]
 pub struct MessageFields {
+    /// The name of the model, as `/v1/models` lists it.
     pub model: Option<String>,
+    /// What was said so far.
     pub messages: Option<Vec<MessageParam>>,
     /// Not needed to count tokens.
     pub max_tokens: Option<u32>,
+    /// The system prompt.
     pub system: Option<MessageContent>,
+    /// Texts that end the answer.
     pub stop_sequences: Option<Vec<String>>,
+    /// 0 takes the most likely token.
     pub temperature: Option<f32>,
+    /// Keep the smallest set of tokens whose probabilities reach this sum; 1 keeps all.
     pub top_p: Option<f32>,
+    /// Keep the k most likely tokens; 0 or -1 keeps all.
     pub top_k: Option<i64>,
+    /// Send the answer as server-sent events while it is made.
     pub stream: Option<bool>,
+    /// Functions that the model may call.
     pub tools: Option<Vec<MessageTool>>,
+    /// Whether the model may, must or must not call a function, or which one it must.
     pub tool_choice: Option<MessageToolChoice>,
+    /// Whether the model may reason, where its template can tell it.
     pub thinking: Option<Thinking>,
     /// The shape of the answer.
     pub output_config: Option<OutputConfig>,
@@ -33,7 +46,11 @@ pub struct MessageFields {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OutputConfig {
+    /// What the answer must be like.
     pub format: Option<OutputFormat>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -41,14 +58,22 @@ pub struct OutputFormat {
     /// `json_schema`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// The JSON schema.
     pub schema: Option<Value>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 pub struct MessageParam {
     /// `user` or `assistant`.
     pub role: String,
+    /// A text, or a list of blocks.
     pub content: MessageContent,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 /// A text, or blocks of the types `text`, `tool_use`, `tool_result`, `thinking` and `redacted_thinking`.
@@ -64,11 +89,17 @@ pub struct MessageTool {
     /// `custom` is the only type.
     #[serde(rename = "type", default)]
     pub kind: Option<String>,
+    /// Its name.
     pub name: String,
+    /// What it is for, for the model.
     #[serde(default)]
     pub description: Option<String>,
+    /// The JSON schema of its arguments.
     #[serde(default)]
     pub input_schema: Option<Map<String, Value>>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -79,8 +110,12 @@ pub struct MessageToolChoice {
     /// The function, for `tool`.
     #[serde(default)]
     pub name: Option<String>,
+    /// Allow one call only.
     #[serde(default)]
     pub disable_parallel_tool_use: Option<bool>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -88,8 +123,12 @@ pub struct Thinking {
     /// `enabled`, `adaptive` or `disabled`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Read and ignored: there is no such limit.
     #[serde(default)]
     pub budget_tokens: Option<u32>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]

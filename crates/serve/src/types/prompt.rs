@@ -7,7 +7,8 @@ use std::fmt;
 
 use baton_core::TokenId;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 /// One prompt as the client wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,40 @@ const EXPECTED: &str = "a string, a list of token ids, a list of strings or a li
 enum Element {
     Token(TokenId),
     Prompt(Prompt),
+}
+
+/// A part of a prompt as chats have it.
+#[derive(Deserialize)]
+struct TextPart {
+    #[serde(rename = "type")]
+    _kind: TextKind,
+    text: String,
+}
+
+#[derive(Deserialize)]
+enum TextKind {
+    #[serde(rename = "text")]
+    Text,
+}
+
+/// llama.cpp's prompt with pictures, where there are none.
+fn text_of<'de, A: MapAccess<'de>>(mut map: A) -> Result<String, A::Error> {
+    let mut text = None;
+    while let Some(key) = map.next_key::<String>()? {
+        match key.as_str() {
+            "prompt_string" => text = Some(map.next_value()?),
+            "content" => {
+                text = Some(map.next_value::<Vec<TextPart>>()?.into_iter().map(|part| part.text).collect());
+            }
+            "multimodal_data" => return Err(A::Error::custom("multimodal_data: models take text only")),
+            other => {
+                return Err(A::Error::custom(format!(
+                    "{other:?} is no field of a prompt: expected {EXPECTED}"
+                )));
+            }
+        }
+    }
+    text.ok_or_else(|| A::Error::custom(format!("prompt_string is missing: expected {EXPECTED}")))
 }
 
 struct ElementVisitor;
@@ -52,6 +87,10 @@ impl<'de> Visitor<'de> for ElementVisitor {
 
     fn visit_string<E: Error>(self, text: String) -> Result<Element, E> {
         Ok(Element::Prompt(Prompt::Text(text)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
+        text_of(map).map(|text| Element::Prompt(Prompt::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
@@ -84,6 +123,10 @@ impl<'de> Visitor<'de> for PromptsVisitor {
 
     fn visit_string<E: Error>(self, text: String) -> Result<Prompts, E> {
         Ok(Prompts(vec![Prompt::Text(text)]))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Prompts, A::Error> {
+        text_of(map).map(|text| Prompts(vec![Prompt::Text(text)]))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
@@ -147,6 +190,9 @@ mod tests {
         assert_eq!(read("[1, 2]"), Ok(vec![Prompt::Tokens(vec![1, 2])]));
         assert_eq!(read("[[1], [2, 3]]"), Ok(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]));
         assert_eq!(read("[]"), Ok(vec![]));
+        assert_eq!(read(r#"{"prompt_string": "hi"}"#), Ok(vec![text("hi")]));
+        let parts = r#"["a", {"content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}]"#;
+        assert_eq!(read(parts), Ok(vec![text("a"), text("b c")]));
     }
 
     #[test]
@@ -157,5 +203,6 @@ mod tests {
         assert!(read("{}").unwrap_err().contains("a string, a list of token ids"));
         assert!(read("[[\"a\"]]").is_err());
         assert!(read("[1.5]").is_err());
+        assert!(read(r#"{"content": [{"type": "image_url", "text": "x"}]}"#).is_err());
     }
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::common::Unsupported;
+use super::common::{Others, Unsupported};
 
 /// The fields of a request besides [`super::common::SamplingFields`].
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -15,6 +15,7 @@ pub struct ResponseFields {
     pub input: Option<ResponseInput>,
     /// The system message; not carried over from the previous response.
     pub instructions: Option<String>,
+    /// The most tokens of the answer.
     pub max_output_tokens: Option<u32>,
     /// Goes on from a stored response.
     pub previous_response_id: Option<String>,
@@ -22,11 +23,17 @@ pub struct ResponseFields {
     pub store: Option<bool>,
     /// Answer at once, and make the response meanwhile.
     pub background: Option<bool>,
+    /// Functions that the model may call.
     pub tools: Option<Vec<ResponseTool>>,
+    /// Whether the model may, must or must not call a function, or which one it must.
     pub tool_choice: Option<ResponseToolChoice>,
+    /// Allow more than one call in an answer.
     pub parallel_tool_calls: Option<bool>,
+    /// The shape of the answer.
     pub text: Option<TextOptions>,
+    /// How much the model may reason.
     pub reasoning: Option<ReasoningOptions>,
+    /// Given back with the response.
     pub metadata: Option<Map<String, Value>>,
     /// `disabled`: what is too long is refused; `auto`: its beginning is left out.
     pub truncation: Option<String>,
@@ -34,8 +41,11 @@ pub struct ResponseFields {
     pub include: Option<Vec<String>>,
     /// How many alternatives they have.
     pub top_logprobs: Option<u32>,
+    /// Variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Not built: refused where it asks for something.
     pub prompt: Unsupported,
+    /// Not built: refused where it asks for something.
     pub conversation: Unsupported,
 }
 
@@ -52,14 +62,21 @@ pub struct ResponseTool {
     /// `function` is the only type.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Its name.
     #[serde(default)]
     pub name: String,
+    /// What it is for, for the model.
     #[serde(default)]
     pub description: Option<String>,
+    /// The JSON schema of its arguments.
     #[serde(default)]
     pub parameters: Option<Map<String, Value>>,
+    /// Keep the schema strictly.
     #[serde(default)]
     pub strict: Option<bool>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -86,7 +103,11 @@ pub enum ResponseToolChoice {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct TextOptions {
+    /// What the answer must be like.
     pub format: Option<TextFormat>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -110,7 +131,11 @@ pub enum TextFormat {
 pub struct ReasoningOptions {
     /// `none` and `minimal` ask the model not to reason, where its template can.
     pub effort: Option<String>,
+    /// Read and ignored.
     pub summary: Option<String>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]

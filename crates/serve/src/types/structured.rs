@@ -4,15 +4,21 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::common::Others;
+
 /// At most one of these may be set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StructuredFields {
+    /// Text, any JSON object, or JSON of a schema.
     pub response_format: Option<ResponseFormat>,
+    /// vLLM's way to say what the output must be like.
     pub structured_outputs: Option<StructuredOutputs>,
     /// A JSON schema, as an object or as its text.
     pub guided_json: Option<Value>,
+    /// What the whole output matches.
     pub guided_regex: Option<String>,
+    /// The output is one of these texts.
     pub guided_choice: Option<Vec<String>>,
     /// A grammar in Lark syntax or GBNF.
     pub guided_grammar: Option<String>,
@@ -31,18 +37,28 @@ pub struct ResponseFormat {
     /// `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// With `json_schema`: the schema and its name.
     pub json_schema: Option<NamedSchema>,
     /// With `json_object`, as llama.cpp and others take it.
     pub schema: Option<Value>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 pub struct NamedSchema {
+    /// Its name, which is noted nowhere.
     pub name: Option<String>,
+    /// Noted nowhere.
     pub description: Option<String>,
+    /// The JSON schema.
     pub schema: Option<Value>,
     /// Schemas are always kept strictly.
     pub strict: Option<bool>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 /// One of these.
@@ -53,6 +69,7 @@ pub struct StructuredOutputs {
     pub json: Option<Value>,
     /// What the whole output matches.
     pub regex: Option<String>,
+    /// The output is one of these texts.
     pub choice: Option<Vec<String>>,
     /// A grammar in Lark syntax or GBNF.
     pub grammar: Option<String>,

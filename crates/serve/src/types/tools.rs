@@ -4,18 +4,26 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::common::Others;
+
 /// A function of `/v1/chat/completions`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 pub struct ChatTool {
     /// `function` is the only type.
     #[serde(rename = "type")]
     pub kind: String,
+    /// What is called.
     pub function: Function,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 pub struct Function {
+    /// Its name.
     pub name: String,
+    /// What it is for, for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// A JSON schema of an object.
@@ -24,6 +32,9 @@ pub struct Function {
     /// Noted; arguments always follow the schema where a call is required.
     #[serde(default, skip_serializing)]
     pub strict: Option<bool>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 /// `none`, `auto`, `required`, or the one function to call.
@@ -49,13 +60,22 @@ pub enum ChatToolChoice {
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 pub struct AllowedTools {
+    /// `auto` or `required`.
     pub mode: String,
+    /// Functions that the model may call.
     pub tools: Vec<Map<String, Value>>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 pub struct FunctionName {
+    /// Its name.
     pub name: String,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    pub others: Others,
 }
 
 /// A call, in a whole answer.

@@ -10,9 +10,11 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use baton_backend::{KvDtype, ReferenceBackend};
 use baton_core::SamplingParams;
+use baton_cpu::{CpuGraph, CpuOptions};
 use baton_engine::{Engine, EngineConfig};
+use baton_graph::{GraphConfig, GraphEngine, GraphModelConfig, GraphService, synthetic};
 use baton_model::{LoadFormat, ModelFiles};
-use baton_serve::{ModelText, ServedModel, Server, ServerConfig};
+use baton_serve::{GraphServing, ModelText, ServedModel, Server, ServerConfig};
 use baton_text::{ChatTemplate, GgufVocab, Tokenizer};
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -109,7 +111,16 @@ pub fn served_model(engine: &EngineConfig) -> ServedModel {
     model_with(engine, TEMPLATE)
 }
 
+/// The same under another name.
+pub fn named_model(engine: &EngineConfig, name: &str) -> ServedModel {
+    model_of(engine, TEMPLATE, vec![name.to_owned()])
+}
+
 fn model_with(engine: &EngineConfig, template: &str) -> ServedModel {
+    model_of(engine, template, vec![MODEL.to_owned(), "alias".to_owned()])
+}
+
+fn model_of(engine: &EngineConfig, template: &str, names: Vec<String>) -> ServedModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden/llama");
     let files = ModelFiles::open(&folder, LoadFormat::Auto).expect("the golden model");
     let engine = Engine::new(&files, Box::new(ReferenceBackend::new()), engine, &mut |_| {}).expect("loads");
@@ -118,11 +129,29 @@ fn model_with(engine: &EngineConfig, template: &str) -> ServedModel {
         chat_template: Some(ChatTemplate::new(template, None, None).expect("the template is sound")),
         eos_token_ids: Arc::from([2]),
         default_sampling: SamplingParams::default(),
+        sampling_source: String::new(),
     };
-    ServedModel::start(engine, text, vec![MODEL.to_owned(), "alias".to_owned()], None)
+    ServedModel::start(engine, text, names, None)
+}
+
+/// GraphSAGE with two features, two layers and three outputs.
+pub fn graph_engine() -> GraphEngine {
+    let model = synthetic::sage(&[2, 8, 3], GraphModelConfig::default(), 1).expect("a model");
+    let device = CpuGraph::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("a device");
+    let config = GraphConfig { device_bytes: 1 << 20, host_bytes: 1 << 20, ..GraphConfig::default() };
+    GraphEngine::new(model, Box::new(device), config).expect("an engine")
+}
+
+pub fn graph_serving() -> GraphServing {
+    let (service, _) = GraphService::start(graph_engine()).expect("a thread");
+    GraphServing { service, max_graphs: 4, max_bytes: 1 << 20, max_requests: 8 }
 }
 
 impl Client {
+    pub fn of(server: &Server) -> Self {
+        Self { router: server.router(), key: None }
+    }
+
     pub fn with_key(&self, key: &str) -> Self {
         Self { key: Some(key.to_owned()), ..self.clone() }
     }
@@ -202,7 +231,7 @@ impl Client {
 
     /// Waits until the engine holds nothing.
     pub async fn assert_idle(&self) {
-        for _ in 0..500 {
+        for _ in 0..6000 {
             let mut held = 0.0;
             for name in ["baton:kv_blocks_used", "vllm:num_requests_running", "vllm:num_requests_waiting"] {
                 held += self.metric(name).await;

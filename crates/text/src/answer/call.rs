@@ -1,4 +1,4 @@
-//! One call of a function, `{"name": …, "arguments": {…}}`, read character by character.
+//! One tool call, `{"name": …, "arguments": {…}}`, read character by character.
 //!
 //! The call is announced as soon as its name is known and its arguments begin, and its arguments are handed on as they
 //! come. Until then the text is kept, because it may turn out to be no call; what is kept is bounded. The key of the
@@ -42,7 +42,7 @@ pub enum Progress {
         name: String,
         arguments: String,
     },
-    /// This is no call; the character does not belong to it.
+    /// This is not a call; the character does not belong to it.
     NoCall,
 }
 

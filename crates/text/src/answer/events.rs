@@ -1,4 +1,4 @@
-//! What a parser makes of an answer's text, in the order in which it came.
+//! The events that a parser makes of an answer's text, in order.
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
-//! The ways in which models write calls and reasoning, under vLLM's names, and which of them a chat template means.
+//! The formats in which models write tool calls and reasoning, with vLLM's names, and how to tell a template's format.
 
 use std::str::FromStr;
 
 /// How a model writes calls of functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
-    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5 and 3, and models that are told to.
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5 and 3, and models that are instructed to.
     Hermes,
     /// `{"name": …, "parameters": …}`, perhaps after `<|python_tag|>`, several with `;` between them.
     Llama3Json,

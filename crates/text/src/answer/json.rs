@@ -1,7 +1,7 @@
-//! A check of JSON that comes character by character: one object, strictly as RFC 8259 has it.
+//! An incremental JSON checker: one object, strictly RFC 8259, character by character.
 //!
-//! It holds no text, only where it stands. What the characters mean (which key, which value) is for `call` to say, from
-//! the marks that are given as values begin and end.
+//! It stores no text, only its state. `call` interprets the characters (which key, which value) by the marks that are
+//! returned where values begin and end.
 
 /// Deeper values than this are no arguments of a function.
 const MAX_DEPTH: usize = 64;

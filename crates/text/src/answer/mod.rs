@@ -1,6 +1,6 @@
-//! The text of an answer, taken apart as it comes: reasoning, content, calls of functions.
+//! Splits the text of an answer, as it comes, into reasoning, content and tool calls.
 //!
-//! Text comes from the detokeniser in pieces of any size, events go to whoever writes the answer. However the text is
+//! Text comes from the detokeniser in pieces of any size, events go to the writer of the answer. However the text is
 //! cut, the events say the same; a whole answer is a stream in one piece. Nothing here knows a protocol or a clock:
 //! identifiers of calls come from a function of the caller's. What is held back is bounded.
 
@@ -75,7 +75,7 @@ impl AnswerOptions {
 pub struct AnswerParser {
     reasoning: Option<ReasoningParser>,
     calls: Calls,
-    /// The whole text is calls: what is left of one that was cut off is no content.
+    /// The whole text is calls: the rest of one that was cut off is not content.
     only_calls: bool,
     parallel: bool,
 }

@@ -1,4 +1,4 @@
-//! Every way of cutting a text gives the same events; what is no call is lost nowhere.
+//! However a text is split, the events are the same; text that is not a call is never lost.
 
 use proptest::prelude::*;
 
@@ -180,7 +180,7 @@ fn bare_json() {
         " [{\"name\": \"add\", \"parameters\": {}}, {\"name\": \"add\", \"parameters\": {}}]",
         "add({})add({})",
     );
-    // What is left of a call that was cut off is no content, wherever the cut is.
+    // What is left of a call that was cut off is not content, wherever the cut is.
     let list = "[{\"name\": \"add\", \"parameters\": {\"a\": 1}}]";
     for end in 0..list.len() {
         let mut parser = AnswerParser::new(required.clone(), "");

@@ -1,6 +1,6 @@
-//! Calls of functions in the text of an answer, as it comes.
+//! Finds tool calls in the text of an answer, as it comes.
 //!
-//! One machine for all formats: text until a mark (or JSON at the beginning of a line), then an object or a list of
+//! One state machine for all formats: text until a mark (or JSON at the beginning of a line), then an object or a list of
 //! them, then text again. What turns out to be no call is content, every character of it. Once a call has been announced
 //! its arguments are given as the model writes them, right or wrong. White space around calls is dropped.
 

@@ -1,5 +1,5 @@
-//! What a template can show besides plain turns, found by asking it: words that occur nowhere else are rendered, and
-//! either come out or do not. Templates say nothing about themselves, and reading their source would be guessing.
+//! What a template supports besides plain turns (tools, system messages, …), found by rendering: unique words are passed in and
+//! either appear or do not. Templates do not declare this, and reading their source would be guessing.
 
 use serde_json::{Value, json};
 

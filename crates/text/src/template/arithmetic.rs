@@ -237,7 +237,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     Ok(if value.is_tuple() { Value::from(Tuple::from(sliced)) } else { Value::from(sliced) })
 }
 
-/// The indices that a slice of so many items takes, as Python's `slice.indices` says.
+/// The indices of a slice of that many items, as Python's `slice.indices` defines them.
 fn picked(length: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> impl Iterator<Item = usize> {
     let length = length as i128;
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };

@@ -1,4 +1,4 @@
-//! What one rendering may cost. The counters live in the thread that renders: every rendering has its own.
+//! The budget of one rendering. The counters are thread-local: every rendering has its own.
 //!
 //! The template engine counts its instructions (fuel), but a single instruction can double a string, sort a list or
 //! compare two trees. Everything whose cost depends on the size of a value is charged here before it is done.
@@ -14,7 +14,7 @@ use minijinja::{Error, ErrorKind};
 const MAX_WORK: u64 = 128 << 20;
 /// The assumed size of a sequence that cannot tell its length.
 const UNKNOWN_LENGTH: u64 = 100_000;
-/// What one item of a list costs, or one small piece of text, in bytes: it takes the time of copying about so many.
+/// What one item of a list costs, or one small piece of text, in bytes: it takes about as long as copying that many.
 pub(super) const ITEM_BYTES: u64 = 32;
 
 thread_local! {

@@ -112,7 +112,7 @@ fn default(
     Ok(if value.is_undefined() || boolean && !value.is_true() { other } else { value.clone() })
 }
 
-/// `int(value, default=0, base=10)`: what is no number gives the default.
+/// `int(value, default=0, base=10)`: anything but a number gives the default.
 #[allow(clippy::needless_pass_by_value)]
 fn int(value: &Value, default: Option<Value>, base: Option<u32>, named: Kwargs) -> Result<Value, Error> {
     let default = default.or(named.get("default")?).unwrap_or_else(|| Value::from(0));

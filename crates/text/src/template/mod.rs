@@ -9,6 +9,8 @@ use std::cell::Cell;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use jiff::Zoned;
+use jiff::tz::TimeZone;
 use minijinja::machinery;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -30,7 +32,6 @@ mod methods;
 mod print;
 mod python;
 mod rewrite;
-mod zone;
 
 pub use abilities::{ArgumentsForm, TemplateAbilities};
 
@@ -228,8 +229,9 @@ impl ChatTemplate {
             Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
             Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |seconds| -seconds),
         };
-        let offset = if options.now.is_some() { 0 } else { zone::local_offset(seconds) };
-        let mut rendered = on_large_stack(|| self.render_here(context, seconds, offset))?;
+        let zone = if options.now.is_some() { TimeZone::UTC } else { TimeZone::system() };
+        let moment = clock::moment(seconds, zone);
+        let mut rendered = on_large_stack(|| self.render_here(context, moment))?;
         if options.continue_final_message {
             cut_after_final_message(&mut rendered, messages)?;
         }
@@ -259,14 +261,12 @@ impl ChatTemplate {
     fn render_here(
         &self,
         context: Map<String, serde_json::Value>,
-        seconds: i64,
-        offset: i64,
+        moment: Zoned,
     ) -> Result<String, TextError> {
         budget::reset();
         let mut environment = self.environment.clone();
         environment.add_function("strftime_now", move |format: &str| {
-            clock::strftime(seconds, offset, format)
-                .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
+            clock::strftime(&moment, format).map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
         let template =
             environment.get_template(NAME).map_err(|error| TextError::TemplateRender(describe(&error)))?;

@@ -142,7 +142,7 @@ fn check_counts(arguments: &[Value]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What Python makes lazily: it can be iterated over, but is no list.
+/// What Python makes lazily: it can be iterated over, but is not a list.
 #[derive(Debug)]
 pub(super) struct Generator(Vec<Value>);
 
@@ -252,7 +252,7 @@ fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
 }
 
-/// The engine iterates over none as over an empty list; for Python it is no iterable.
+/// The engine iterates over none as over an empty list; in Python it is not iterable.
 fn is_iterable(value: &Value) -> bool {
     is_sequence(value) || !value.is_none() && value.try_iter().is_ok()
 }

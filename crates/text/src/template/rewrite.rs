@@ -4,6 +4,9 @@
 //! template is parsed, and written out again with `+`, `~` and `*` as calls, operands of comparisons and subscripts
 //! weighed, and raw text emitted through the formatter. The result means the same and is compiled instead of the
 //! original. Statements that load other templates are refused: a chat template stands alone.
+//!
+//! No crate does this. `minijinja`'s own fuel counts instructions, not what they cost, and templates come from model files, which
+//! anyone can upload.
 
 use std::fmt::Write as _;
 

@@ -50,17 +50,14 @@ fn broken_steps_are_refused() {
     check(&refusal(|input| input.slots[1] = 128), "slot 128 is not below 128");
     check(&refusal(|input| input.slots[1] = input.slots[0]), "two tokens of a step are written to slot 8");
     check(&refusal(|input| input.positions[0] = 64), "position 64 is not below 64");
-    check(&refusal(|input| input.logit_rows[0] = 4), "logit row 4 is not below 4");
-    check(&refusal(|input| input.samples[0].logit_row = 1), "logit row of a sample 1 is not below 1");
+    check(&refusal(|input| input.logit_rows[0] = 4), "token row 4 is not below 4");
+    check(&refusal(|input| input.samples[0].logit_row = 1), "a sample's row of logits 1 is not below 1");
     check(&refusal(|input| input.samples[0].history = 0..1), "history 0..1 lies outside its 0 entries");
-    check(
-        &refusal(|input| input.feedback.push((0, 0))),
-        "feedback asks for sample 0, but the step before drew 0",
-    );
-    check(&refusal(|input| input.copies.push(BlockCopy { from: 0, to: 32 })), "copies writes block 32 of 32");
-    check(&refusal(|input| input.token_ids[2] = 24), "token 24 of a vocabulary of 24");
-    check(&refusal(|input| input.logit_rows = vec![0; 9]), "a step of 9 logit rows, but the limit is 8");
-    check(&refusal(|input| input.attention.clear()), "attention plan 0 of 0");
+    check(&refusal(|input| input.feedback.push((0, 0))), "from sample 0, which the step before did not draw");
+    check(&refusal(|input| input.copies.push(BlockCopy { from: 0, to: 32 })), "copied to block 32 of 32");
+    check(&refusal(|input| input.token_ids[2] = 24), "token 24 is outside the vocabulary of 24");
+    check(&refusal(|input| input.logit_rows = vec![0; 9]), "9 rows of logits, but the limit is 8");
+    check(&refusal(|input| input.attention.clear()), "a step with 0 attention plans");
 }
 
 #[test]
@@ -71,7 +68,7 @@ fn broken_plans_are_refused() {
     check(&item_refusal(|item| item.kv_start = 2), "kv_start is not a multiple of the block size 4");
     check(&item_refusal(|item| item.kv_start = 4), "query 0 sees no key");
     check(&item_refusal(|item| item.partial = 0), "partial slot 0 of 0");
-    check(&refusal(|input| input.pages[0] = 32), "page 32 of 32 blocks");
+    check(&refusal(|input| input.pages[0] = 32), "page 32 is not below 32");
     let unmerged = refusal(|input| {
         input.attention[0].items[0].partial = 0;
         input.attention[0].num_partials = 4;
@@ -95,7 +92,7 @@ fn memory_is_counted_and_refused() {
     let refused = backend.create_buffer(usize::MAX, 2).unwrap_err();
     assert!(matches!(refused, BackendError::OutOfMemory { free_bytes: 400, .. }));
     let layer = KvLayerSpec { num_kv_heads: 1, head_dim: 4 };
-    let spec = KvSpec { layers: vec![layer], dtype: KvDtype::F16, block_size: 4 };
+    let spec = KvSpec::full(layer, 1, KvDtype::F16, 4);
     assert!(backend.create_kv_cache(&spec, 7, 0).is_err());
     backend.create_kv_cache(&spec, 4, 2).unwrap();
     assert_eq!(backend.device().free_bytes, 400 - 6 * 64);

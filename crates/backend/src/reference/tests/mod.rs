@@ -10,8 +10,9 @@ use baton_core::TokenId;
 use crate::testing::Random;
 use crate::{
     Attention, AttentionPlan, Backend, BufferId, Embed, KvDtype, KvLayerSpec, KvSpec, Logits, Norm, NormKind,
-    Ops, PlannerOptions, Program, Qkv, ReferenceBackend, RopeSpec, RopeStyle, SampleRow, SequenceQueries,
-    StepInput, StepLimits, StepOutput, Tensor, WeightUse, plan_attention,
+    NormSpan, Op, PlannerOptions, Program, ProgramId, Qkv, ReferenceBackend, RopeSpec, RopeStyle, Sample,
+    SampleRow, SequenceQueries, StepExecutor, StepInput, StepLimits, StepOutput, Tensor, WeightUse,
+    plan_attention,
 };
 
 const VOCAB: usize = 24;
@@ -69,24 +70,6 @@ impl Numbers {
 
 const SCALE: f32 = 0.2;
 
-/// Embed, qkv, attention, logits, sample.
-struct TinyModel {
-    embed: Embed,
-    qkv: Qkv,
-    attention: Attention,
-    logits: Logits,
-}
-
-impl Program for TinyModel {
-    fn run(&self, ops: &mut dyn Ops) {
-        ops.embed(&self.embed);
-        ops.qkv(&self.qkv);
-        ops.attention(&self.attention);
-        ops.logits(&self.logits);
-        ops.sample(self.logits.output);
-    }
-}
-
 fn limits() -> StepLimits {
     StepLimits {
         max_tokens: MAX_TOKENS,
@@ -98,10 +81,11 @@ fn limits() -> StepLimits {
     }
 }
 
-/// A backend with the tiny model in it.
+/// A backend with the tiny model in it: embed, qkv, attention, logits, sample.
 struct Bench {
     backend: ReferenceBackend,
-    model: TinyModel,
+    model: ProgramId,
+    attended: BufferId,
     kind: Kind,
 }
 
@@ -112,38 +96,39 @@ impl Bench {
         backend.set_limits(&limits()).unwrap();
         let layer = KvLayerSpec { num_kv_heads: KV_HEADS, head_dim: HEAD_DIM };
         // Two layers, to see that the second is not written into the first.
-        let spec = KvSpec { layers: vec![layer; 2], dtype: kind.dtype, block_size: BLOCK_SIZE };
+        let spec = KvSpec::full(layer, 2, kind.dtype, BLOCK_SIZE);
         backend.create_kv_cache(&spec, NUM_BLOCKS, NUM_BLOCKS).unwrap();
-        let mut weight = |rows: usize, values: &[f32]| {
+        let mut weight = |rows: usize, values: &[f32], usage| {
             let tensor = Tensor::from_f32(rows, values.len() / rows, values).unwrap();
-            backend.load_weight(&[tensor], WeightUse::Linear).unwrap()
+            backend.load_weight(&[tensor], usage).unwrap()
         };
-        let embedding = weight(VOCAB, &numbers.embedding);
-        let qkv_weight = weight(numbers.head_bias.len(), &numbers.qkv);
-        let output_weight = weight(VOCAB, &numbers.output);
+        let embedding = weight(VOCAB, &numbers.embedding, WeightUse::Embedding);
+        let qkv_weight = weight(numbers.head_bias.len(), &numbers.qkv, WeightUse::Linear);
+        let output_weight = weight(VOCAB, &numbers.output, WeightUse::Linear);
         let bias = backend.load_vector(&numbers.head_bias).unwrap();
         let head_norm = backend.load_vector(&numbers.head_norm).unwrap();
         let slopes = backend.load_vector(&numbers.slopes).unwrap();
         let rope = kind.rope.as_ref().map(|rope| backend.create_rope(rope).unwrap());
         let mut buffer = |cols| backend.create_buffer(MAX_TOKENS, cols).unwrap();
         let (hidden, query, attended) = (buffer(HIDDEN), buffer(HEADS * HEAD_DIM), buffer(HEADS * HEAD_DIM));
-        let logits = buffer(VOCAB);
+        let logits = backend.create_logits(MAX_TOKENS, VOCAB).unwrap();
         let norm = kind.qk_norm.then_some(Norm { kind: NormKind::Rms, weight: head_norm, eps: 1e-5 });
-        let model = TinyModel {
-            embed: Embed { weight: embedding, scale: 0.5, output: hidden },
-            qkv: Qkv {
+        let ops = vec![
+            Op::Embed(Embed { weight: embedding, scale: 0.5, output: hidden }),
+            Op::Qkv(Qkv {
                 input: hidden,
                 norm: None,
                 weight: qkv_weight,
                 bias: Some(bias),
                 q_norm: norm,
                 k_norm: norm,
+                norm_span: NormSpan::Head,
                 rope,
                 num_heads: HEADS,
                 layer: 1,
                 output: query,
-            },
-            attention: Attention {
+            }),
+            Op::Attention(Attention {
                 layer: 1,
                 plan: 0,
                 window: kind.window,
@@ -153,27 +138,30 @@ impl Bench {
                 alibi: kind.alibi.then_some(slopes),
                 query,
                 output: attended,
-            },
-            logits: Logits {
+            }),
+            Op::Logits(Logits {
                 input: attended,
                 norm: None,
                 weight: output_weight,
+                bias: None,
                 softcap: None,
                 output: logits,
-            },
-        };
-        Self { backend, model, kind: kind.clone() }
+            }),
+            Op::Sample(Sample { logits }),
+        ];
+        let model = backend.compile(&Program::new(ops)).unwrap();
+        Self { backend, model, attended, kind: kind.clone() }
     }
 
     fn run(&mut self, input: &StepInput) -> StepOutput {
-        self.backend.submit(input, &self.model).unwrap();
+        self.backend.submit(input, self.model).unwrap();
         let mut output = StepOutput::default();
         self.backend.collect(&mut output).unwrap();
         output
     }
 
     fn attended(&mut self, rows: usize) -> Vec<f32> {
-        self.read(self.model.attention.output, rows)
+        self.read(self.attended, rows)
     }
 
     fn read(&mut self, buffer: BufferId, rows: usize) -> Vec<f32> {

@@ -7,15 +7,6 @@ use crate::quant::{dequantize_row, quantize_row};
 use crate::testing::random_tensor;
 use crate::{Activation, GatedLinear, Linear, NormOp, SharedBytes, VectorId, WeightFormat, WeightId};
 
-/// A program given as a closure.
-struct Script<F>(F);
-
-impl<F: Fn(&mut dyn Ops) + Send> Program for Script<F> {
-    fn run(&self, ops: &mut dyn Ops) {
-        (self.0)(ops);
-    }
-}
-
 /// A backend whose steps have two tokens, 1 and 0, and whose embedding gives token `t` the row `t` of `rows`.
 struct Desk {
     backend: ReferenceBackend,
@@ -45,13 +36,10 @@ impl Desk {
         self.backend.create_buffer(2, cols).unwrap()
     }
 
-    /// Embeds, runs `script`, and reads both rows of `buffer`.
-    fn run(&mut self, buffer: BufferId, script: impl Fn(&mut dyn Ops) + Send) -> Vec<f32> {
-        let embed = self.embed;
-        let program = Script(move |ops: &mut dyn Ops| {
-            ops.embed(&embed);
-            script(ops);
-        });
+    /// Embeds, runs `ops`, and reads both rows of `buffer`.
+    fn run(&mut self, buffer: BufferId, ops: &[Op]) -> Vec<f32> {
+        let program = Program::new([&[Op::Embed(self.embed)], ops].concat());
+        let program = self.backend.compile(&program).unwrap();
         let input = StepInput {
             token_ids: vec![1, 0],
             positions: vec![0, 1],
@@ -59,7 +47,7 @@ impl Desk {
             logit_rows: vec![1, 1],
             ..StepInput::default()
         };
-        self.backend.submit(&input, &program).unwrap();
+        self.backend.submit(&input, program).unwrap();
         self.backend.collect(&mut StepOutput::default()).unwrap();
         self.backend.read_buffer(buffer, 2).unwrap()
     }
@@ -69,7 +57,7 @@ impl Desk {
 fn embed_looks_up_and_scales() {
     let mut desk = Desk::new([&[1.0, 2.0], &[3.0, 4.0]]);
     desk.embed.scale = 2.0;
-    assert_eq!(desk.run(desk.embed.output, |_| {}), [6.0, 8.0, 2.0, 4.0]);
+    assert_eq!(desk.run(desk.embed.output, &[]), [6.0, 8.0, 2.0, 4.0]);
 }
 
 #[test]
@@ -80,14 +68,11 @@ fn linear_norms_adds_bias_and_accumulates() {
     let input = desk.embed.output;
     let output = desk.buffer(2);
     let plain = Linear { input, norm: None, weight, bias: None, output, accumulate: false };
-    assert_eq!(desk.run(output, move |ops| ops.linear(&plain)), [-1.0, -10.0, 11.0, 110.0]);
+    assert_eq!(desk.run(output, &[Op::Linear(plain)]), [-1.0, -10.0, 11.0, 110.0]);
 
     let norm = Norm { kind: NormKind::Rms, weight: norm_weight, eps: 0.5 };
     let full = Linear { norm: Some(norm), bias: Some(bias), accumulate: true, ..plain };
-    let both = desk.run(output, move |ops| {
-        ops.linear(&plain);
-        ops.linear(&full);
-    });
+    let both = desk.run(output, &[Op::Linear(plain), Op::Linear(full)]);
     // Mean squares 1 and 12.5, plus 0.5.
     let (a, b) = (1.5_f32.sqrt(), 13_f32.sqrt());
     let normed = [[2.0 / a, -1.0 / a], [6.0 / b, 4.0 / b]];
@@ -107,9 +92,9 @@ fn layer_norm_in_place_and_accumulated() {
     let buffer = desk.embed.output;
     let norm = Norm { kind: NormKind::Layer { bias: Some(bias) }, weight, eps: 0.0 };
     let op = NormOp { input: buffer, norm, output: buffer, accumulate: false };
-    assert_close(&desk.run(buffer, move |ops| ops.norm(&op)), &[12.0, 17.0, 8.0, 23.0], "layer norm");
+    assert_close(&desk.run(buffer, &[Op::Norm(op)]), &[12.0, 17.0, 8.0, 23.0], "layer norm");
     let op = NormOp { accumulate: true, ..op };
-    assert_close(&desk.run(buffer, move |ops| ops.norm(&op)), &[12.0, 13.0, 11.0, 28.0], "accumulated");
+    assert_close(&desk.run(buffer, &[Op::Norm(op)]), &[12.0, 13.0, 11.0, 28.0], "accumulated");
 }
 
 #[test]
@@ -128,17 +113,17 @@ fn gated_linear_takes_gate_rows_first() {
     };
     let silu = |x: f32| x / (1.0 + (-x).exp());
     let expected = [silu(-1.0) * -3.0, silu(1.5) * -4.0, silu(2.0) * 6.0, silu(-1.5) * 11.0];
-    assert_close(&desk.run(output, move |ops| ops.gated_linear(&op)), &expected, "gated");
+    assert_close(&desk.run(output, &[Op::GatedLinear(op)]), &expected, "gated");
 }
 
 #[test]
-fn logits_take_their_rows_and_soften() {
+fn logits_take_their_rows_and_softcap() {
     let mut desk = Desk::new([&[2.0, 1.0], &[9.0, 9.0]]);
     let weight = desk.weight(3, &[1.0, 0.0, 0.0, 1.0, 10.0, 10.0]);
-    let output = desk.buffer(3);
-    let op = Logits { input: desk.embed.output, norm: None, weight, softcap: Some(4.0), output };
+    let output = desk.backend.create_logits(2, 3).unwrap();
+    let op = Logits { input: desk.embed.output, norm: None, weight, bias: None, softcap: Some(4.0), output };
     let row: Vec<f32> = [2.0_f32, 1.0, 30.0].iter().map(|x| 4.0 * (x / 4.0).tanh()).collect();
-    assert_close(&desk.run(output, move |ops| ops.logits(&op)), &[row.clone(), row].concat(), "logits");
+    assert_close(&desk.run(output, &[Op::Logits(op)]), &[row.clone(), row].concat(), "logits");
 }
 
 /// One matrix from parts of every format equals the decoded matrix.
@@ -166,5 +151,5 @@ fn parts_of_every_format_stand_one_below_the_other() {
     }
     let output = desk.buffer(3 * WeightFormat::ALL.len());
     let op = Linear { input: desk.embed.output, norm: None, weight, bias: None, output, accumulate: false };
-    assert_close(&desk.run(output, move |ops| ops.linear(&op)), &expected.concat(), "every format");
+    assert_close(&desk.run(output, &[Op::Linear(op)]), &expected.concat(), "every format");
 }

@@ -175,7 +175,7 @@ pub fn run(args: &RelayArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 fn opens_gpu(args: &EngineArgs) -> Result<bool> {
-    Ok(open_backend(args, None)?.device().attention_units > 0)
+    Ok(open_backend(args, None)?.device().wants_large_steps)
 }
 
 fn work(
@@ -254,7 +254,7 @@ fn built_in() -> Vec<Lengths> {
 
 fn operator(args: &RelayArgs) -> Result<RelayReport> {
     let device = open_backend(&args.engine, None)?.device();
-    let is_gpu = device.attention_units > 0;
+    let is_gpu = device.wants_large_steps;
     let defaults = if is_gpu { &GPU } else { &CPU };
     let limits = || limits(&args.engine, &device);
     let options = OperatorOptions {

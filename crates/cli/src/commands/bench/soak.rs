@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use baton_bench::{SoakOptions, StormOptions};
+use baton_bench::{Attack, SoakOptions, StormOptions};
 use clap::Args;
 
 use super::{bar, write_result};
@@ -45,6 +45,9 @@ pub struct SoakArgs {
     /// Attackers at a time
     #[arg(long, value_name = "N", default_value_t = 24)]
     pub attackers: usize,
+    /// What they do: hard-schema, large-schema, tiny-messages, declared-body, flood, penalties; all unless given
+    #[arg(long, value_name = "ATTACK", value_delimiter = ',', requires = "attack_api_key")]
+    pub attacks: Vec<Attack>,
     /// Seconds that the well-behaved client is alone first
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
     pub calm: u64,
@@ -94,6 +97,7 @@ fn storm(args: &SoakArgs, attack_key: &str, out: &mut dyn Write) -> Result<()> {
         headers: args.address.headers(),
         attack_headers: vec![("authorization".to_owned(), format!("Bearer {attack_key}"))],
         num_attackers: args.attackers,
+        attacks: if args.attacks.is_empty() { Attack::ALL.to_vec() } else { args.attacks.clone() },
         calm: Duration::from_secs(args.calm),
         duration: Duration::from_secs(args.duration),
         pid: args.pid,

@@ -7,8 +7,7 @@ use baton_bench::StartupOptions;
 
 use super::{bar, write_result};
 use crate::bench_args::StartupArgs;
-use crate::cache;
-use crate::model_path;
+use crate::session;
 
 /// Flags of this command that a server does not know, each with a value.
 const OWN_FLAGS: [&str; 3] = ["--num-iters-cold", "--num-iters-warm", "--output-json"];
@@ -16,14 +15,14 @@ const OWN_FLAGS: [&str; 3] = ["--num-iters-cold", "--num-iters-warm", "--output-
 const OWN_SWITCHES: [&str; 2] = ["--no-progress", "--disable-tqdm"];
 
 pub fn run(args: &StartupArgs, out: &mut dyn Write) -> Result<()> {
-    let found = model_path::resolve(args.model.as_deref())?;
+    let found = session::locate(args.model.as_deref())?;
     let typed = std::env::args().skip(1).skip_while(|arg| arg != "startup").skip(1);
     let mut child_args = vec!["serve".to_owned(), "--port=0".to_owned(), "--log-level=error".to_owned()];
     child_args.extend(of_server(typed));
     // Kernels are kept by us, and by NVIDIA's compiler; models stay where they are.
     let cold_folder = std::env::temp_dir().join(format!("baton-startup-{}", std::process::id()));
     let cold_environment = vec![
-        ("BATON_HOME", cache::home()?),
+        ("BATON_HOME", baton_hub::home::home()?),
         ("XDG_CACHE_HOME", cold_folder.clone()),
         ("CUDA_CACHE_PATH", cold_folder.join("nvidia")),
     ];

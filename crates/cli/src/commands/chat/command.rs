@@ -11,7 +11,7 @@ pub const HELP: &str = "\
 /set                show the sampling parameters
 /stats              tokens, speed and memory so far
 /help               this
-/quit               leave (or Ctrl-D)
+/bye, /quit         leave (or Ctrl-D)
 A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines.
 ";
 
@@ -39,17 +39,17 @@ impl Command {
         let rest = rest.trim();
         Some(match (word, rest) {
             ("help" | "h" | "?", _) => Ok(Self::Help),
-            ("quit" | "exit" | "q", _) => Ok(Self::Quit),
+            ("quit" | "exit" | "bye" | "q", _) => Ok(Self::Quit),
             ("reset" | "clear", _) => Ok(Self::Reset),
             ("stats", _) => Ok(Self::Stats),
             ("system", "") => Ok(Self::System(None)),
             ("system", text) => Ok(Self::System(Some(text.to_owned()))),
-            ("set", "") => Ok(Self::Show),
+            ("set", "") | ("show", _) => Ok(Self::Show),
             ("set", pair) => match pair.split_once(|c: char| c.is_whitespace() || c == '=') {
                 Some((name, value)) => Ok(Self::Set(name.to_owned(), value.trim().to_owned())),
                 None => Err(format!("/set needs a name and a value; the names are {NAMES}")),
             },
-            _ => Err(format!("there is no command /{word}; /help shows those there are")),
+            _ => Err(format!("Unknown command /{word}. Try /help.")),
         })
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
-use crate::cache;
+use baton_hub::home;
 
 const PROMPT: &str = "> ";
 const CONTINUED: &str = "… ";
@@ -40,7 +40,7 @@ impl Input {
             .build();
         let mut editor = DefaultEditor::with_config(config).context("cannot start the line editor")?;
         // A history that cannot be read or written is no reason not to talk.
-        let history = cache::home().ok().filter(|home| cache::create(home).is_ok());
+        let history = home::home().ok().filter(|home| home::create(home).is_ok());
         let history = history.map(|home| home.join("chat_history.txt"));
         if let Some(path) = &history {
             let _ = editor.load_history(path);

@@ -11,21 +11,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
+use baton::GenerationConfig;
 use baton_core::{FinishReason, Request, SamplingParams};
 
-use crate::args::ChatArgs;
+use crate::args::{ChatArgs, RunArgs};
 use crate::errors::{hinted, one_line};
 use crate::generate::{self, Answer};
 use crate::report::timing_report;
-use crate::session::{Message, Session, with_generation_defaults};
+use crate::session::{Message, Session};
 use command::Command;
 use input::{Input, Line};
 
-/// Where neither flag nor `generation_config.json` says otherwise.
+/// Where neither a flag nor the model says otherwise.
 const DEFAULT_TEMPERATURE: f32 = 0.7;
 const DEFAULT_MAX_TOKENS: u32 = 1024;
 
+/// `baton run`: a conversation, or with a prompt one answer.
+pub fn run_once(args: RunArgs, out: &mut dyn Write) -> Result<()> {
+    let RunArgs { model, words, system, verbose, sampling, engine } = args;
+    let args = ChatArgs { model, system, verbose, sampling, engine };
+    if words.is_empty() {
+        return run(&args, out);
+    }
+    let mut chat = open(&args)?;
+    chat.messages.push(Message::user(words.join(" ")));
+    chat.answer(out)?;
+    writeln!(out)?;
+    Ok(())
+}
+
 pub fn run(args: &ChatArgs, out: &mut dyn Write) -> Result<()> {
+    open(args)?.repl(&mut Input::open()?, out)
+}
+
+fn open(args: &ChatArgs) -> Result<Chat> {
+    args.engine.refuse_synthetic()?;
     let session = Session::open(args.model.as_deref(), &args.engine)?;
     if !session.text.has_chat_template() {
         return Err(hinted(
@@ -36,18 +56,18 @@ pub fn run(args: &ChatArgs, out: &mut dyn Write) -> Result<()> {
     if args.verbose {
         eprintln!("{}", session.engine.memory_plan());
     }
+    let neutral = args.engine.generation_config == GenerationConfig::Neutral;
     let defaults = SamplingParams {
-        temperature: DEFAULT_TEMPERATURE,
+        temperature: if neutral { 1.0 } else { DEFAULT_TEMPERATURE },
         max_tokens: Some(DEFAULT_MAX_TOKENS),
         ..SamplingParams::default()
     };
-    let defaults = with_generation_defaults(defaults, &session.text.generation);
-    let params = args.sampling.apply(&defaults, args.engine.seed);
+    let params = args.sampling.apply(&session.sampling.over(defaults), args.engine.seed);
     params.validate(session.engine.model_config().vocab_size as u32)?;
     if params.n != 1 || params.selects_at_end() {
-        return Err(hinted("a chat has one answer a turn", "leave out -n, --best-of and --beam-search"));
+        return Err(hinted("a chat has one answer per turn", "leave out -n, --best-of and --beam-search"));
     }
-    let mut chat = Chat {
+    Ok(Chat {
         session,
         params,
         skip_special_tokens: args.sampling.skip_special_tokens,
@@ -56,8 +76,7 @@ pub fn run(args: &ChatArgs, out: &mut dyn Write) -> Result<()> {
         totals: Totals::default(),
         interrupted: listen_for_ctrl_c()?,
         style: Style::detect(),
-    };
-    chat.repl(&mut Input::open()?, out)
+    })
 }
 
 /// Ctrl-C sets the flag, which stops an answer. A second one while it is still set ends the program.
@@ -115,9 +134,10 @@ impl Chat {
     fn repl(&mut self, input: &mut Input, out: &mut dyn Write) -> Result<()> {
         let Style { dim, bold, plain } = self.style;
         let device = &self.session.engine.memory_plan().device;
-        writeln!(out, "{bold}{}{plain} {dim}on {device}{plain}", self.session.text.name)?;
+        let (name, sampling) = (&self.session.text.name, &self.session.sampling);
+        writeln!(out, "{bold}{name}{plain} {dim}on {device} · sampling: {sampling}{plain}")?;
         if input.is_terminal() {
-            writeln!(out, "{dim}/help for commands, Ctrl-C stops an answer, Ctrl-D leaves{plain}")?;
+            writeln!(out, "{dim}/help for commands, Ctrl-C stops an answer, /bye or Ctrl-D leaves{plain}")?;
         }
         loop {
             out.flush()?;
@@ -167,11 +187,11 @@ impl Chat {
 
     /// One question and its answer. What goes wrong is said, and the chat goes on without that question.
     fn turn(&mut self, question: String, out: &mut dyn Write) -> Result<()> {
-        self.messages.push(Message::new("user", question));
+        self.messages.push(Message::user(question));
         match self.answer(out) {
             Ok(answer) => {
                 let continuation = &answer.continuations[0];
-                self.messages.push(Message::new("assistant", continuation.text.clone()));
+                self.messages.push(Message::assistant(continuation.text.clone()));
                 self.totals.add(&answer);
                 self.epilogue(&answer, out)
             }
@@ -188,7 +208,7 @@ impl Chat {
     }
 
     fn answer(&mut self, out: &mut dyn Write) -> Result<Answer> {
-        let system = self.system.iter().map(|system| Message::new("system", system.clone()));
+        let system = self.system.iter().map(|system| Message::system(system.clone()));
         let messages: Vec<Message> = system.chain(self.messages.iter().cloned()).collect();
         let prompt_token_ids = self.session.text.encode_chat(&messages)?;
         let engine = &mut self.session.engine;

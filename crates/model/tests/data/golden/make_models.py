@@ -32,6 +32,10 @@ NUM_GREEDY = 24
 MAX_MODEL_LEN = 96
 # Two best logits closer than this part of the largest one are no fair question to another implementation.
 MIN_MARGIN = 0.01
+# Nor is an expert whose choice hangs on so small a part of what the router sees: activations of bf16 are off by up to half of it.
+ROUTER_NOISE = 0.04
+# Weights of routers.
+ROUTER = 0.25
 
 BASE = dict(
     vocab_size=VOCAB,
@@ -55,7 +59,8 @@ def rope(kind="default", theta=10000.0, **more):
     return {"rope_type": kind, "rope_theta": theta, **more}
 
 
-def model(family, *, dtype=torch.bfloat16, legacy=False, shards=None, as_gguf=False, pin=None, softcap=None, **changes):
+def model(family, *, causal=None, dtype=torch.bfloat16, legacy=False, shards=None, as_gguf=False, pin=None, softcap=None, gguf_family=None,
+          splits_heads=False, **changes):
     return locals()
 
 
@@ -113,6 +118,14 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         rope_parameters={"sliding_attention": rope(), "full_attention": rope(theta=100000.0)},
     ),
+    # Learned positions, layer norms, an MLP without a gate, weights as [in, out]; its keys have names of their own.
+    "gpt2": model(
+        "GPT2", causal="GPT2LMHeadModel", dtype=torch.float32, as_gguf=True, n_embd=48, n_inner=80, n_layer=2, n_head=4,
+        n_positions=MAX_MODEL_LEN, **dict.fromkeys(
+            ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "head_dim", "max_position_embeddings", "rms_norm_eps")
+        ),
+    ),
 }
 
 
@@ -120,21 +133,26 @@ def build(spec, seed):
     """A model whose f32 weights are exactly representable in the checkpoint's format."""
     torch.manual_seed(seed)
     config = getattr(transformers, spec["family"] + "Config")(
-        **{key: value for key, value in {**BASE, **spec["changes"]}.items() if value is not None}
+        **{key: value for key, value in {**BASE, **spec["changes"]}.items() if value is not None or key == "q_lora_rank"}
     )
-    causal = getattr(transformers, spec["family"].removesuffix("Text") + "ForCausalLM")
+    causal = getattr(transformers, spec["causal"] or spec["family"].removesuffix("Text") + "ForCausalLM")
     net = causal._from_config(config, attn_implementation="eager").float().eval()
     gemma = spec["family"].startswith("Gemma")
     for name, values in net.named_parameters():
-        if "norm" in name:
+        if "norm" in name or ".ln_" in name and name.endswith("weight"):
             values.data = torch.randn_like(values) * 0.3 + (0.0 if gemma else 1.0)
+        elif name.endswith(("mlp.gate.weight", "router.weight")):
+            values.data = torch.randn_like(values) * ROUTER
         elif name.endswith("bias"):
             values.data = torch.randn_like(values) * 0.3
-        elif "embed" in name or "lm_head" in name:
+        elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             values.data = torch.randn_like(values) * 0.4
         else:
             values.data = torch.randn_like(values) * 0.22
         values.data = values.data.to(spec["dtype"]).float()
+    for name, values in net.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            values.data = (torch.rand_like(values) * 0.3).to(spec["dtype"]).float()
     net.tie_weights()
     if spec["pin"]:
         table = net.model.rotary_emb
@@ -162,12 +180,43 @@ def greedy(net, spec, prompt):
     return tokens[len(prompt):]
 
 
+@torch.no_grad()
+def routes_clearly(net, spec, tokens):
+    """Whether the last token goes to the same experts when what its routers see is a little off."""
+    clear = []
+
+    def look(router, inputs, outputs):
+        row = inputs[0].reshape(-1, inputs[0].shape[-1])[-1]
+        rows = row + torch.randn(64, len(row)) * ROUTER_NOISE * row.square().mean().sqrt()
+        chosen = forward(router, rows[None])[2].sort(-1).values
+        clear.append(bool((chosen == outputs[2][-1].sort(-1).values).all()))
+
+    forward = lambda router, rows: type(router).forward(router, rows)
+    routers = [module for module in net.modules() if type(module).__name__.endswith("Router")]
+    hooks = [router.register_forward_hook(look) for router in routers]
+    if hooks:
+        logits_of(net, spec, tokens)
+    for hook in hooks:
+        hook.remove()
+    return all(clear)
+
+
+def draw_prompt(net, spec, random, length):
+    prompt = []
+    while len(prompt) < length:
+        token = int(random.integers(3, VOCAB))
+        # A token changes nothing about those before it.
+        if routes_clearly(net, spec, [*prompt, token]):
+            prompt.append(token)
+    return prompt
+
+
 def golden(net, spec, seed):
     random = np.random.default_rng(seed)
     prompts, rows = [], []
     for length in LENGTHS:
         for _ in range(200):
-            prompt = [int(token) for token in random.integers(3, VOCAB, length)]
+            prompt = draw_prompt(net, spec, random, length)
             continuation = greedy(net, spec, prompt)
             if continuation is not None:
                 break
@@ -217,9 +266,97 @@ def interleave(rows, num_heads):
     return rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape)
 
 
+GGUF_EXPERT_NAMES = {
+    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate": "ffn_gate_exps", "mlp.experts.up": "ffn_up_exps",
+    "mlp.experts.down": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.gate.bias": "exp_probs_b",
+    "block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate": "ffn_gate_exps",
+    "block_sparse_moe.experts.up": "ffn_up_exps", "block_sparse_moe.experts.down": "ffn_down_exps",
+}
+GGUF_LATENT_NAMES = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b": "attn_k_b", "self_attn.v_b": "attn_v_b",
+}
+GGUF_NAMES |= GGUF_EXPERT_NAMES | GGUF_LATENT_NAMES
+
+
+def gguf_tensors(net, splits_heads):
+    """The tensors of a model; gate and up of experts, which transformers keeps together, one by one, as keys and values of latents."""
+    config = net.config
+    for name, values in net.state_dict().items():
+        if name.endswith("e_score_correction_bias"):
+            yield name.replace("e_score_correction_bias", "bias.bias"), values
+            continue
+        if name.endswith("kv_b_proj.weight") and splits_heads:
+            heads = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+            yield name.replace("kv_b_proj", "k_b"), keys.transpose(1, 2)
+            yield name.replace("kv_b_proj", "v_b"), values
+            continue
+        stem = name.removesuffix(".gate_up_proj")
+        if stem != name:
+            gate, up = values.chunk(2, dim=1)
+            yield f"{stem}.gate.weight", gate
+            yield f"{stem}.up.weight", up
+        elif name.endswith("experts.down_proj"):
+            yield name.removesuffix("_proj") + ".weight", values
+        else:
+            yield name, values
+
+
+def add_deepseek_keys(writer, config, splits_heads):
+    """What the converter writes since heads are two tensors, or what it wrote before."""
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    if splits_heads:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(query_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+        is_sigmoid = config.model_type == "deepseek_v3"
+        kind = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kind.SIGMOID if is_sigmoid else kind.SOFTMAX)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(query_dim)
+        writer.add_value_length(config.v_head_dim)
+    scaling = config.rope_parameters
+    if scaling["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+
+
+def add_expert_keys(writer, config, family):
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if family not in ("llama", "olmoe", "granitemoe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
 def write_gguf(net, spec, path):
     config = net.config
-    family = spec["family"].removesuffix("Text").lower()
+    family = spec["gguf_family"] or spec["family"].removesuffix("Text").lower()
     names = GGUF_NAMES | (GGUF_GEMMA_NAMES if family == "gemma3" else {})
     writer = gguf.GGUFWriter(str(path), family)
     writer.add_context_length(MAX_MODEL_LEN)
@@ -227,11 +364,16 @@ def write_gguf(net, spec, path):
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if family != "qwen2":
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
+    if family == "deepseek2":
+        add_deepseek_keys(writer, config, spec["splits_heads"])
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        if family not in ("qwen2", "qwen2moe"):
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
+        if getattr(config, "num_experts_per_tok", None):
+            add_expert_keys(writer, config, family)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     parameters = config.rope_parameters
     if family == "gemma3":
@@ -241,7 +383,12 @@ def write_gguf(net, spec, path):
         parameters = parameters["full_attention"]
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(parameters["factor"])
-    if family == "llama":
+    if family == "granitemoe":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if family in ("llama", "granitemoe"):
         writer.add_vocab_size(VOCAB)
         writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(parameters["rope_theta"])
@@ -254,12 +401,12 @@ def write_gguf(net, spec, path):
     if parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(parameters, head_dim))
     store = np.float32 if spec["dtype"] is torch.float32 else np.float16
-    for name, values in net.state_dict().items():
+    for name, values in gguf_tensors(net, spec["splits_heads"]):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stem, suffix = name.rsplit(".", 1)
         values = values.float().numpy()
-        if family == "llama" and ("q_proj" in stem or "k_proj" in stem):
+        if family in ("llama", "granitemoe") and ("q_proj" in stem or "k_proj" in stem):
             heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
             values = interleave(values, heads)
         if family == "gemma3" and "norm" in stem:
@@ -269,11 +416,48 @@ def write_gguf(net, spec, path):
             name = f"blk.{layer}.{names[stem]}.{suffix}"
         else:
             name = f"{names[stem]}.{suffix}"
-        if values.ndim == 2:
+        if values.ndim >= 2 and "ffn_gate_inp" not in name:
             rounded = values.astype(store)
             assert np.abs(rounded.astype(np.float32) - values).max() < 1e-6, name
             values = rounded
         writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+GGUF_GPT2_NAMES = {
+    "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "ln_1": "attn_norm", "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+}
+
+
+def write_gpt2_gguf(net, path):
+    config = net.config
+    writer = gguf.GGUFWriter(str(path), "gpt2")
+    writer.add_context_length(config.n_positions)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(config.n_inner)
+    writer.add_head_count(config.n_head)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{token}" for token in range(VOCAB)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+    writer.add_token_merges(["t 0"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, values in net.transformer.state_dict().items():
+        stem, suffix = name.rsplit(".", 1)
+        values = values.float().numpy()
+        if ".c_" in stem and suffix == "weight":
+            values = values.T
+        prefix = ""
+        if stem.startswith("h."):
+            _, layer, stem = stem.split(".", 2)
+            prefix = f"blk.{layer}."
+        writer.add_tensor(f"{prefix}{GGUF_GPT2_NAMES[stem]}.{suffix}", np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -291,8 +475,8 @@ def llama3_divisors(parameters, dim):
     return divisors.astype(np.float32)
 
 
-def main():
-    for number, (name, spec) in enumerate(MODELS.items()):
+def main(models=MODELS, seed=0):
+    for number, (name, spec) in enumerate(models.items(), seed):
         if len(sys.argv) > 1 and name not in sys.argv[1:]:
             continue
         folder = HERE / name
@@ -301,7 +485,10 @@ def main():
         cases, logits = golden(net, spec, 200 + number)
         if spec["as_gguf"]:
             folder.mkdir()
-            write_gguf(net, spec, folder / "model.gguf")
+            if spec["family"] == "GPT2":
+                write_gpt2_gguf(net, folder / "model.gguf")
+            else:
+                write_gguf(net, spec, folder / "model.gguf")
         more = {"max_shard_size": spec["shards"]} if spec["shards"] else {}
         net.to(spec["dtype"]).save_pretrained(folder, **more)
         (folder / "generation_config.json").unlink(missing_ok=True)

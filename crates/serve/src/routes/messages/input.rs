@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::tools::{Described, ToolChoice, ToolUse};
+use crate::types::common::Others;
 use crate::types::messages::{MessageContent, MessageFields, MessageParam, MessageTool, MessageToolChoice};
 use crate::types::tools::Function;
 
@@ -141,6 +142,7 @@ pub fn tools(
             description: tool.description,
             parameters: tool.input_schema,
             strict: None,
+            others: Others,
         };
         Ok(Described { path, function })
     };

@@ -15,7 +15,7 @@ use crate::answer::{Streamed, Writer};
 use crate::auth::Tenant;
 use crate::blocks::{Block, BlockKind, Blocks, Change};
 use crate::body::JsonBody;
-use crate::conversation::{self, Ask};
+use crate::conversation::{self, ChatRequest};
 use crate::error::ApiError;
 use crate::generation::{Generation, Update};
 use crate::ids;
@@ -23,7 +23,7 @@ use crate::params::ApiFields;
 use crate::prepare::{self, ChatOptions, Conversation};
 use crate::sse::{self, Events};
 use crate::state::App;
-use crate::structured::{self, Wish};
+use crate::structured::{self, StructuredRequest};
 use crate::types::common::{SamplingFields, Stop, StopReason};
 use crate::types::messages::{
     ContentBlock, ContentDelta, MessageDelta, MessageError, MessageErrorDetail, MessageEvent, MessageFields,
@@ -31,7 +31,7 @@ use crate::types::messages::{
 };
 use crate::types::refused::RefusedFields;
 
-use super::{check_model, json};
+use super::{json, parsed};
 
 /// Where these errors are spoken.
 const PATH: &str = "/v1/messages";
@@ -42,20 +42,31 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let in_flight = app.admit()?;
-    let body = JsonBody::read(&app, request).await?;
-    let mut asked: MessageFields = body.parse()?;
-    body.parse::<RefusedFields>()?.check()?;
-    drop(body);
-    check_model(&app, asked.model.as_deref())?;
+    let body = JsonBody::read_for_engine(&app, request).await?;
+    let parse =
+        |body: &JsonBody| -> Result<(MessageFields, SamplingFields, Option<StructuredRequest>), ApiError> {
+            let asked = body.parse()?;
+            body.parse::<RefusedFields>()?.check()?;
+            Ok((asked, body.parse()?, structured::requested(body.parse()?)?))
+        };
+    let (mut asked, more, structured_request) = parsed(&app, body, parse).await?;
+    let app = app.for_model(asked.model.as_deref()).await?;
     let missing = || ApiError::invalid_field("max_tokens", "max_tokens is missing");
     let max_tokens = asked.max_tokens.ok_or_else(missing)?;
     let streams = asked.stream.unwrap_or(false);
-    let fields = sampling_fields(&mut asked);
-    let structured = output_format(&mut asked)?;
+    let fields = sampling_fields(&mut asked, more)?;
+    let structured = structured::one_of(output_format(&mut asked)?, structured_request)?;
     let conversation = conversation(asked)?;
     let api = ApiFields { max_tokens: Some(max_tokens), ..ApiFields::default() };
-    let ask = Ask { conversation, fields, api, structured, clamps_length: true };
-    let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
+    let chat = ChatRequest {
+        conversations: vec![conversation],
+        fields,
+        api,
+        structured,
+        clamps_length: true,
+        prediction: None,
+    };
+    let mut generation = conversation::start(&app, in_flight, &tenant, chat).await?;
     let mut writer = MessageWriter {
         id: format!("msg_{}", ids::unique()),
         blocks: Blocks::default(),
@@ -71,15 +82,16 @@ pub async fn create(
 }
 
 pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let asked: MessageFields = JsonBody::read(&app, request).await?.parse()?;
-    check_model(&app, asked.model.as_deref())?;
+    let body = JsonBody::read(&app, request).await?;
+    let asked: MessageFields = parsed(&app, body, JsonBody::parse).await?;
+    let app = app.for_model(asked.model.as_deref()).await?;
     let conversation = conversation(asked)?;
     let prompt = prepare::blocking(&app, move |app| prepare::chat_prompt(app, conversation)).await?;
     Ok(json(&TokenCount { input_tokens: prompt.token_ids.len() }))
 }
 
 /// The shape of the answer, under its newer and its older name.
-fn output_format(asked: &mut MessageFields) -> Result<Option<Wish>, ApiError> {
+fn output_format(asked: &mut MessageFields) -> Result<Option<StructuredRequest>, ApiError> {
     let config = asked.output_config.take().and_then(|config| config.format);
     let (name, format) = match (config, asked.output_format.take()) {
         (Some(format), _) => ("output_config.format", format),
@@ -99,15 +111,16 @@ fn output_format(asked: &mut MessageFields) -> Result<Option<Wish>, ApiError> {
     }
 }
 
-fn sampling_fields(asked: &mut MessageFields) -> SamplingFields {
-    SamplingFields {
-        temperature: asked.temperature,
-        top_p: asked.top_p,
-        top_k: asked.top_k,
-        stop: asked.stop_sequences.take().map(Stop::Many),
-        stream: asked.stream,
-        ..SamplingFields::default()
+/// The fields of Anthropic's API and what other APIs of this server know besides (`bad_words`, `min_p`, …).
+fn sampling_fields(asked: &mut MessageFields, more: SamplingFields) -> Result<SamplingFields, ApiError> {
+    if more.n.is_some_and(|n| n != 1) {
+        return Err(ApiError::invalid_field("n", "a message has one answer: leave n out"));
     }
+    if more.prompt_logprobs.is_some() {
+        return Err(ApiError::unsupported("prompt_logprobs"));
+    }
+    let stop = asked.stop_sequences.take().map(Stop::Many);
+    Ok(SamplingFields { stop: stop.or(more.stop), ..more })
 }
 
 fn conversation(mut asked: MessageFields) -> Result<Conversation, ApiError> {
@@ -265,13 +278,5 @@ pub async fn translate_errors(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let Some(error) = response.extensions().get::<ApiError>().filter(|_| is_ours) else { return response };
     let body = MessageError { kind: "error", error: detail(error), request_id: None };
-    let (parts, _) = response.into_parts();
-    let (mut translated, body) = json(&body).into_parts();
-    translated.status = parts.status;
-    for (name, value) in &parts.headers {
-        if name != axum::http::header::CONTENT_LENGTH {
-            translated.headers.insert(name, value.clone());
-        }
-    }
-    Response::from_parts(translated, body)
+    super::with_body(response, &body)
 }

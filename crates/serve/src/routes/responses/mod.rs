@@ -1,7 +1,7 @@
 //! `/v1/responses`: the same way as a chat, told in items, and kept for later.
 
+mod builder;
 mod input;
-mod making;
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::answer::Streamed;
 use crate::auth::Tenant;
-use crate::conversation::{self, Ask};
+use crate::conversation::{self, ChatRequest};
 use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::ids;
@@ -23,9 +23,9 @@ use crate::prepare::{ChatOptions, Conversation};
 use crate::sse;
 use crate::state::App;
 use crate::store::{Stored, Turns};
-use crate::structured;
+use crate::structured::{self, StructuredRequest};
 use crate::tools::{Described, ToolChoice, ToolUse, check_type, keep_allowed, mode_of};
-use crate::types::common::SamplingFields;
+use crate::types::common::{Others, SamplingFields};
 use crate::types::responses::{
     DeletedResponse, InputItems, ReasoningOptions, ResponseFields, ResponseInput, ResponseObject,
     ResponseToolChoice, TextFormat,
@@ -33,14 +33,15 @@ use crate::types::responses::{
 use crate::types::tools::Function;
 
 use super::{Received, json, receive, refuse};
-use making::Making;
+use builder::ResponseBuilder;
 
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Received { in_flight, own: mut asked, fields, .. } = receive::<ResponseFields>(&app, request).await?;
+    let Received { app, in_flight, own: mut asked, fields, structured } =
+        receive::<ResponseFields>(&app, request).await?;
     check_supported(&asked, &fields)?;
     let show = Show::new(&app, &fields)?;
     let mut turns = previous_turns(&app, &tenant, &asked)?;
@@ -49,21 +50,22 @@ pub async fn create(
     input::extend(&mut turns, asked_input)?;
     let response = response_object(&app, &asked, &fields);
     let top_logprobs = shows_logprobs(&asked).then(|| asked.top_logprobs.unwrap_or(0) as usize);
-    let ask = ask(asked, fields, &turns)?;
-    let mut making = Making::new(&app, tenant.clone(), response, turns);
-    making.top_logprobs = top_logprobs;
-    let mut generation = conversation::start(&app, in_flight, &tenant, ask).await?;
-    if making.response.background {
-        return in_background(making, generation);
+    let structured_request = structured::requested(structured)?;
+    let chat = chat_request(asked, fields, structured_request, &turns)?;
+    let mut builder = ResponseBuilder::new(&app, tenant.clone(), response, turns);
+    builder.top_logprobs = top_logprobs;
+    let mut generation = conversation::start(&app, in_flight, &tenant, chat).await?;
+    if builder.response.background {
+        return in_background(builder, generation);
     }
     if show.stream {
-        return Ok(sse::response(Streamed::new(generation, making)));
+        return Ok(sse::response(Streamed::new(generation, builder)));
     }
     for update in generation.collect().await? {
-        making.take(update);
+        builder.take(update);
     }
-    making.complete(&generation);
-    Ok(json(&making.response))
+    builder.complete(&generation);
+    Ok(json(&builder.response))
 }
 
 fn check_supported(asked: &ResponseFields, fields: &SamplingFields) -> Result<(), ApiError> {
@@ -147,7 +149,12 @@ fn shows_logprobs(asked: &ResponseFields) -> bool {
         .is_some_and(|include| include.iter().any(|part| part == "message.output_text.logprobs"))
 }
 
-fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Result<Ask, ApiError> {
+fn chat_request(
+    asked: ResponseFields,
+    mut fields: SamplingFields,
+    structured_request: Option<StructuredRequest>,
+    turns: &Turns,
+) -> Result<ChatRequest, ApiError> {
     let api = ApiFields {
         max_tokens: asked.max_output_tokens.or(fields.max_tokens),
         logprobs: shows_logprobs(&asked).then(|| asked.top_logprobs.unwrap_or(0)),
@@ -163,6 +170,7 @@ fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Resu
             Some(("text.format", structured::json(Value::Object(schema.clone()))))
         }
     };
+    let structured = structured::one_of(structured, structured_request)?;
     let describe = |(index, tool): (usize, crate::types::responses::ResponseTool)| {
         let path = format!("tools[{index}]");
         check_type(&path, &tool.kind)?;
@@ -171,6 +179,7 @@ fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Resu
             description: tool.description,
             parameters: tool.parameters,
             strict: tool.strict,
+            others: Others,
         };
         Ok(Described { path, function })
     };
@@ -197,7 +206,14 @@ fn ask(asked: ResponseFields, mut fields: SamplingFields, turns: &Turns) -> Resu
     };
     let tools = ToolUse::new(tools, choice, asked.parallel_tool_calls)?;
     let conversation = Conversation { model: fields.model.clone(), messages, tools, options };
-    Ok(Ask { conversation, fields, api, structured, clamps_length: true })
+    Ok(ChatRequest {
+        conversations: vec![conversation],
+        fields,
+        api,
+        structured,
+        clamps_length: true,
+        prediction: None,
+    })
 }
 
 /// How hard to think, in the words of the templates that know how to say it.
@@ -214,34 +230,34 @@ fn template_kwargs(
 }
 
 /// Answers at once; a task of its own makes the response and puts it into the store.
-fn in_background(mut making: Making, mut generation: Generation) -> Result<Response, ApiError> {
-    let answer = json(&making.response);
-    making.response.status = "in_progress";
+fn in_background(mut builder: ResponseBuilder, mut generation: Generation) -> Result<Response, ApiError> {
+    let answer = json(&builder.response);
+    builder.response.status = "in_progress";
     let cancel = Arc::new(Notify::new());
     let stored = Stored {
-        response: Arc::new(making.response.clone()),
+        response: Arc::new(builder.response.clone()),
         turns: Arc::default(),
         cancel: Some(Arc::clone(&cancel)),
     };
-    making.app.responses.put(&making.tenant, stored)?;
+    builder.app.responses.put(&builder.tenant, stored)?;
     tokio::spawn(async move {
         let ended = tokio::select! {
             ended = generation.collect() => Some(ended),
             () = cancel.notified() => None,
         };
-        if !making.app.responses.contains(&making.response.id) {
+        if !builder.app.responses.contains(&builder.response.id) {
             // It was deleted meanwhile.
             return;
         }
         match ended {
             Some(Ok(updates)) => {
                 for update in updates {
-                    making.take(update);
+                    builder.take(update);
                 }
-                making.complete(&generation);
+                builder.complete(&generation);
             }
-            Some(Err(error)) => making.abandon("failed", Some(&error)),
-            None => making.abandon("cancelled", None),
+            Some(Err(error)) => builder.abandon("failed", Some(&error)),
+            None => builder.abandon("cancelled", None),
         }
     });
     Ok(answer)

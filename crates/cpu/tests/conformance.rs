@@ -1,0 +1,35 @@
+//! The cases that every backend must pass, on every instruction set of this machine and in full precision.
+
+mod common;
+
+use baton_backend::Precision;
+use baton_backend::conformance::{Outcome, cases};
+use common::{cpu_of, paths};
+
+#[test]
+fn every_case_passes() {
+    let cases = cases();
+    let mut failures = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        for (index, isa) in paths().into_iter().enumerate() {
+            // Attention takes the reference long: a part of it on each path, all of it on all of them together.
+            if case.name.starts_with("attention") && number % paths().len() != index {
+                continue;
+            }
+            let precisions: &[Precision] =
+                if index == 0 { &[Precision::Fast, Precision::Full] } else { &[Precision::Fast] };
+            for &precision in precisions {
+                match case.run(&mut cpu_of(isa, 2, precision), precision) {
+                    Outcome::Passed { .. } => {}
+                    Outcome::Failed { detail } => {
+                        failures.push(format!("{} on {isa}, {precision:?}: {detail}", case.name));
+                    }
+                    Outcome::Unsupported { what } => {
+                        assert!(what.contains("fp8") || what.contains("block size"), "{}: {what}", case.name);
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
+}

@@ -1,0 +1,106 @@
+//! The kernels of mixtures of experts and of attention over latents, compiled when a program has them.
+
+use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
+
+use super::{Kernels, RESERVED_SHARED, allow_shared};
+use crate::compile::{Unit, has_gated};
+use crate::gpu::Function;
+use crate::grouped::GROUPED_SHAPES;
+
+/// As in `attention_latent.cu`: 64 keys, 16 rows of a query, their weights, and two numbers a row of each warp.
+pub(crate) const LATENT_SHARED_BYTES: u32 = (64 + 16) * 1152 + 16 * 128 + 2 * 4 * 16 * 4;
+
+/// What stands around the products of many tokens with experts, and those products where the device can.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertKernels {
+    pub(crate) choose: Function,
+    pub(crate) sort: Function,
+    pub(crate) gather: Function,
+    pub(crate) combine: Function,
+    pub(crate) latent_kv: Function,
+    /// For each of [`GROUPED_SHAPES`].
+    pub(crate) grouped: Vec<Function>,
+}
+
+/// Products of few tokens with experts of one format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertProducts {
+    pub(crate) route: Function,
+    pub(crate) gated: Function,
+    pub(crate) linear: Function,
+    pub(crate) heads: Function,
+}
+
+impl Kernels {
+    /// Makes the kernels of mixtures ready, and those of experts or routers of a format.
+    pub(crate) fn prepare_experts(&mut self, formats: &[WeightFormat]) -> Result<(), BackendError> {
+        let precision = self.precision;
+        self.compiler.start(Unit::Experts(precision));
+        for format in formats.iter().filter(|format| !self.expert_products.contains_key(format)) {
+            self.compiler.start(Unit::ExpertProduct(*format, precision));
+        }
+        if self.experts.is_none() {
+            let module = self.compiler.load(Unit::Experts(precision))?;
+            let mut grouped = Vec::new();
+            if precision == Precision::Fast && has_gated(&self.compiler.architecture) {
+                let module = self.compiler.load(Unit::Grouped)?;
+                for shape in &GROUPED_SHAPES {
+                    let function = module.function(shape.name)?;
+                    allow_shared(function, shape.shared_bytes())?;
+                    grouped.push(function);
+                }
+                self.modules.push(module);
+            }
+            self.experts = Some(ExpertKernels {
+                choose: module.function("choose_many")?,
+                sort: module.function("sort_slots")?,
+                gather: module.function("gather_rows")?,
+                combine: module.function("combine_rows")?,
+                latent_kv: module.function("latent_kv")?,
+                grouped,
+            });
+            self.modules.push(module);
+        }
+        for &format in formats {
+            if self.expert_products.contains_key(&format) {
+                continue;
+            }
+            let module = self.compiler.load(Unit::ExpertProduct(format, precision))?;
+            let products = ExpertProducts {
+                route: module.function("route_few")?,
+                gated: module.function("expert_gated")?,
+                linear: module.function("expert_linear")?,
+                heads: module.function("head_linear")?,
+            };
+            self.expert_products.insert(format, products);
+            self.modules.push(module);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn experts(&self) -> &ExpertKernels {
+        self.experts.as_ref().expect("made ready when a program with experts was compiled")
+    }
+
+    pub(crate) fn expert_products(&self, format: WeightFormat) -> ExpertProducts {
+        self.expert_products[&format]
+    }
+
+    /// The tensor-core attention over latents of 512 + 64, where there is one.
+    pub(crate) fn latent_attention(&mut self, cache: KvDtype) -> Result<Option<Function>, BackendError> {
+        let fits = LATENT_SHARED_BYTES + RESERVED_SHARED <= self.shared_bytes;
+        let is_made = matches!(cache, KvDtype::F16 | KvDtype::BF16);
+        if self.precision != Precision::Fast || !fits || !is_made {
+            return Ok(None);
+        }
+        if let Some(function) = self.latent_attention.get(&cache) {
+            return Ok(Some(*function));
+        }
+        let module = self.compiler.load(Unit::AttentionLatent { is_f16: cache == KvDtype::F16 })?;
+        let function = module.function("attention_latent")?;
+        allow_shared(function, LATENT_SHARED_BYTES)?;
+        self.latent_attention.insert(cache, function);
+        self.modules.push(module);
+        Ok(Some(function))
+    }
+}

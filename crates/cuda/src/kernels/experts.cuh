@@ -1,0 +1,126 @@
+// The choice of a token's experts from a router's products, by one warp.
+
+struct RouteParams {
+    const StepHeader* step;
+    const u8* weight; // [rows, cols], for kernels that multiply
+    u64 row_bytes;
+    const real* input; // [tokens, cols]
+    const float* norm; // [cols] or null
+    const float* bias; // [rows] or null
+    const float* selection_bias; // [experts] or null
+    float* products;   // [tokens, rows]
+    u32* arrivals;     // [tokens], 0 between launches
+    float* routing;    // [tokens, 2 * (top_k + num_shared)]: numbers of experts, then weights
+    u32 num_tokens, num_rows, cols, num_experts, top_k, num_shared, has_shared_gate;
+    u32 is_sigmoid, normalizes;
+    u32 num_groups, chosen_groups, sums_two; // 0 groups: all experts are looked at
+    float eps, scale;
+};
+
+// Experts that a lane looks at: one in 32.
+__device__ constexpr u32 MAX_OF_LANE = 16;
+__device__ constexpr u32 MAX_ROUTED = 32 * MAX_OF_LANE;
+__device__ constexpr u32 MAX_GROUPS = 32;
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+
+// The larger key, or the lower number of two that are equal. NONE is no number.
+__device__ __forceinline__ bool is_better(float key, u32 number, float best, u32 best_number) {
+    if (number == NONE) return false;
+    return best_number == NONE || key > best || (key == best && number < best_number);
+}
+
+// `keys` is the warp's own memory, of MAX_ROUTED values.
+__device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys) {
+    u32 lane = threadIdx.x % 32, slots = p.top_k + p.num_shared;
+    const float* products = p.products + (u64)token * p.num_rows;
+    float* routing = p.routing + (u64)token * 2 * slots;
+    float scores[MAX_OF_LANE];
+    float most = NEG_INF;
+#pragma unroll
+    for (u32 i = 0; i < MAX_OF_LANE; i++) {
+        u32 expert = i * 32 + lane;
+        scores[i] = expert < p.num_experts ? __ldcg(products + expert) + (p.bias ? p.bias[expert] : 0.0f) : NEG_INF;
+        most = fmaxf(most, scores[i]);
+    }
+    if (p.is_sigmoid) {
+#pragma unroll
+        for (u32 i = 0; i < MAX_OF_LANE; i++) scores[i] = sigmoid(scores[i]);
+    } else {
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(NONE, most, distance));
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < MAX_OF_LANE; i++) {
+            scores[i] = __expf(scores[i] - most);
+            sum += i * 32 + lane < p.num_experts ? scores[i] : 0.0f;
+        }
+        sum = 1.0f / warp_sum(sum);
+#pragma unroll
+        for (u32 i = 0; i < MAX_OF_LANE; i++) scores[i] *= sum;
+    }
+    u32 open = 0; // bit i: the lane's i-th expert may be chosen
+#pragma unroll
+    for (u32 i = 0; i < MAX_OF_LANE; i++) {
+        u32 expert = i * 32 + lane;
+        if (expert >= p.num_experts) continue;
+        open |= 1u << i;
+        keys[expert] = scores[i] + (p.selection_bias ? p.selection_bias[expert] : 0.0f);
+    }
+    __syncwarp();
+    if (p.num_groups > 0) {
+        // A lane a group.
+        u32 size = p.num_experts / p.num_groups;
+        float best = NEG_INF, second = NEG_INF;
+        if (lane < p.num_groups) {
+            for (u32 j = 0; j < size; j++) {
+                float key = keys[lane * size + j];
+                if (key > best) second = best, best = key;
+                else if (key > second) second = key;
+            }
+            if (p.sums_two && size > 1) best += second;
+        }
+        u32 better = 0;
+        for (u32 other = 0; other < p.num_groups; other++) {
+            float theirs = __shfl_sync(NONE, best, other);
+            better += theirs > best || (theirs == best && other < lane);
+        }
+        u32 chosen = __ballot_sync(NONE, lane < p.num_groups && better < p.chosen_groups);
+#pragma unroll
+        for (u32 i = 0; i < MAX_OF_LANE; i++)
+            if ((open >> i & 1) && !(chosen >> (i * 32 + lane) / size & 1)) open &= ~(1u << i);
+    }
+    float total = 0.0f;
+    for (u32 slot = 0; slot < p.top_k; slot++) {
+        float best = NEG_INF, score = 0.0f;
+        u32 number = NONE;
+#pragma unroll
+        for (u32 i = 0; i < MAX_OF_LANE; i++) {
+            u32 expert = i * 32 + lane;
+            if (!(open >> i & 1)) continue;
+            float key = keys[expert];
+            if (is_better(key, expert, best, number)) best = key, number = expert, score = scores[i];
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+            float key = __shfl_xor_sync(NONE, best, distance), their_score = __shfl_xor_sync(NONE, score, distance);
+            u32 other = __shfl_xor_sync(NONE, number, distance);
+            if (is_better(key, other, best, number)) best = key, number = other, score = their_score;
+        }
+        if (number == NONE) number = 0; // there are always enough
+        if (number % 32 == lane) open &= ~(1u << number / 32);
+        total += score;
+        if (lane == 0) {
+            routing[slot] = (float)number;
+            routing[slots + slot] = score;
+        }
+    }
+    __syncwarp();
+    float factor = p.normalizes ? p.scale / total : p.scale;
+    if (lane < p.top_k) routing[slots + lane] *= factor;
+    for (u32 slot = p.top_k + lane; slot < slots; slot += 32) {
+        routing[slot] = (float)(p.num_experts + slot - p.top_k);
+        float gate = p.has_shared_gate ? __ldcg(products + p.num_experts) + (p.bias ? p.bias[p.num_experts] : 0.0f) : 0.0f;
+        routing[slots + slot] = p.has_shared_gate ? sigmoid(gate) : 1.0f;
+    }
+}

@@ -1,0 +1,93 @@
+//! Attention over latents: what stands around it.
+
+use baton_backend::{Attention, BackendError, HeadLinear, LatentKv, NormKind};
+
+use crate::gpu::Function;
+use crate::layout::Layout;
+use crate::ops::{Run, unsupported};
+use crate::params::{HeadParams, LatentParams};
+
+/// Rows of a weight that a block takes: one a warp.
+const BLOCK_ROWS: u32 = 4;
+
+impl Run<'_> {
+    /// The kernel of latents, where it is made for this attention.
+    pub(crate) fn latent_attention(&mut self, op: &Attention) -> Result<Option<Function>, BackendError> {
+        let Some(kv) = &self.device.kv else { return Ok(None) };
+        let is_made = self.device.latent_layers.contains(&op.layer)
+            && op.num_heads.is_multiple_of(16)
+            && op.alibi.is_none();
+        let dtype = kv.dtype();
+        if is_made { self.device.kernels.latent_attention(dtype) } else { Ok(None) }
+    }
+
+    pub(crate) fn head_linear(&mut self, op: HeadLinear) -> Result<(), BackendError> {
+        let tokens = self.shape.tokens;
+        if tokens == 0 || self.grouped_heads(op)? {
+            return Ok(());
+        }
+        let device = &*self.device;
+        let weight = &device.weights[op.weight.0 as usize];
+        let [part] = weight.parts.as_slice() else {
+            return Err(unsupported("matrices of heads in several formats"));
+        };
+        let Layout::Plain(format) = part.layout else { return Err(unsupported("packed matrices of heads")) };
+        let (input, output) = (&device.buffers[op.input.0 as usize], &device.buffers[op.output.0 as usize]);
+        let heads = weight.num_experts;
+        let params = HeadParams {
+            step: device.step.address(),
+            weight: part.memory.address(),
+            row_bytes: part.unit_bytes as u64,
+            input: input.memory.address(),
+            output: output.memory.address(),
+            num_rows: weight.expert_rows() as u32,
+            cols: weight.cols as u32,
+            num_tokens: tokens,
+            num_heads: heads as u32,
+            input_step: (input.cols / heads) as u32,
+            output_step: (output.cols / heads) as u32,
+        };
+        let grid = (tokens * heads as u32, params.num_rows.div_ceil(BLOCK_ROWS));
+        let function = device.kernels.expert_products(format).heads;
+        // SAFETY: the struct is the kernel's; input and output have a part of a row for each head.
+        unsafe { device.gpu.launch(function, grid, 128, 0, &params) }
+    }
+
+    pub(crate) fn latent_kv(&mut self, op: &LatentKv) -> Result<(), BackendError> {
+        let tokens = self.shape.tokens;
+        if tokens == 0 {
+            return Ok(());
+        }
+        if op.norm.kind != NormKind::Rms {
+            return Err(unsupported("a layer norm of latents"));
+        }
+        let device = &*self.device;
+        let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
+        let rope = &device.ropes[op.rope.0 as usize];
+        let dim = kv.layer_spec(op.layer).head_dim;
+        let query = &device.buffers[op.query.0 as usize];
+        let params = LatentParams {
+            step: device.step.address(),
+            latent: self.buffer(op.latent, dim)?,
+            norm: self.vector(Some(op.norm.weight)),
+            query: query.memory.address(),
+            inv_freq: rope.inv_freq.address(),
+            cache: kv.array(op.layer).device.address(),
+            output: self.buffer(op.output, op.num_heads * dim)?,
+            num_tokens: tokens,
+            num_heads: op.num_heads as u32,
+            rank: dim as u32 - 2 * rope.half,
+            half_rotary: rope.half,
+            query_step: (query.cols / op.num_heads) as u32,
+            interleaved: u32::from(rope.is_interleaved),
+            block_shift: kv.block_shift,
+            cache_type: kv.cache_type(),
+            lane: kv.lane_of(op.layer) as u32,
+            eps: op.norm.eps,
+            rope_scale: rope.scale,
+        };
+        let function = device.kernels.experts().latent_kv;
+        // SAFETY: the struct is the kernel's; slots were checked against the cache when the step was submitted.
+        unsafe { device.gpu.launch(function, (tokens, 1), 128, 0, &params) }
+    }
+}
