@@ -72,14 +72,16 @@ function promptKey(event) {
   }
 }
 
-/** Shows a conversation by its address, so that the browser's way back works. */
+/**
+ * Shows a conversation by its address, so that the browser's way back works. It is shown at once: the browser tells of a new
+ * address some time later, and what is typed and sent until then belongs to what was asked for, not to what was shown before.
+ */
 function show(id) {
   const wanted = id ? `#chat/${id}` : "#chat";
-  if (location.hash === wanted || (!id && location.hash === "")) {
-    open();
-  } else {
+  if (location.hash !== wanted && (id || location.hash !== "")) {
     location.hash = wanted;
   }
+  open();
 }
 
 /** Shows what the address names; a name that is not known is a new conversation. */
