@@ -15,8 +15,17 @@ use crate::params::{Address, ExpertParams, RouteParams};
 use crate::products::Product;
 use crate::weights::Part;
 
-/// Rows of a weight that a block takes: one a warp.
+/// Rows of a router or of a head that a block takes: one a warp.
 const BLOCK_ROWS: u32 = 4;
+/// Rows of a down projection that a block takes, as in `expert_product.cu`.
+const LINEAR_ROWS: u32 = 4;
+/// Warps of a block that takes rows of experts, and how many such blocks a multiprocessor holds.
+const EXPERT_WARPS: u32 = 8;
+const EXPERT_BLOCKS: u32 = 3;
+/// Columns that a block can keep in shared memory as f32, without asking for more of it.
+const MAX_STAGED: usize = 11_776;
+/// Experts of a token, shared ones included.
+const MAX_SLOTS: usize = 64;
 /// With more tokens the router's product is a library's.
 const MAX_FEW: u32 = 16;
 /// As in `experts.cuh`.
@@ -97,7 +106,10 @@ impl Device {
                     check_route(op, self.weights[op.weight.0 as usize].rows)?;
                     op.weight
                 }
-                Op::ExpertGated(op) => op.weight,
+                Op::ExpertGated(op) => {
+                    self.check_experts(op)?;
+                    op.weight
+                }
                 Op::ExpertLinear(op) => op.weight,
                 Op::HeadLinear(op) => op.weight,
                 _ => continue,
@@ -136,6 +148,17 @@ impl Device {
         let sized = program.ops.iter().try_for_each(|op| self.size_experts(&mut memory, op, max_tokens));
         self.experts = Some(memory);
         sized
+    }
+
+    fn check_experts(&self, op: &ExpertGated) -> Result<(), BackendError> {
+        let cols = self.weights[op.weight.0 as usize].cols;
+        let slots = self.buffers[op.routing.0 as usize].cols / 2;
+        if cols > MAX_STAGED || slots > MAX_SLOTS {
+            return Err(unsupported(format!(
+                "{slots} experts per token with {cols} columns: at most {MAX_SLOTS} with {MAX_STAGED}"
+            )));
+        }
+        Ok(())
     }
 
     fn size_experts(
@@ -209,12 +232,13 @@ impl Run<'_> {
         let weight = &self.device.weights[op.weight.0 as usize];
         if let [Part { layout: Layout::Plain(format), .. }] = weight.parts.as_slice()
             && tokens <= MAX_FEW
+            && weight.cols <= MAX_STAGED
             && op.norm.is_none_or(|norm| norm.kind == NormKind::Rms)
         {
             let function = self.device.kernels.expert_products(*format).route;
             let grid = (params.num_rows.div_ceil(BLOCK_ROWS), tokens);
             // SAFETY: the struct is the kernel's; products and arrivals were made for the largest step.
-            return unsafe { self.device.gpu.launch(function, grid, 128, 0, &params) };
+            return unsafe { self.device.gpu.launch(function, grid, 128, 4 * params.cols, &params) };
         }
         let (rows, cols) = (weight.rows, weight.cols);
         let input = self.normed(op.input, op.norm.as_ref(), cols)?;
@@ -301,14 +325,16 @@ impl Run<'_> {
             num_experts: 0,
             activation: activation_number(op.activation),
             accumulate: 0,
+            block_rows: self.gated_rows(tokens * num_slots as u32, (rows / 2) as u32),
             eps: op.norm.map_or(0.0, |norm| norm.eps),
         };
         for part in &weight.parts {
             let (params, format) = of_part(params, part, rows)?;
-            let grid = (tokens * num_slots as u32, params.num_rows.div_ceil(BLOCK_ROWS));
+            let grid = (tokens * num_slots as u32, params.num_rows.div_ceil(params.block_rows));
             let function = device.kernels.expert_products(format).gated;
+            let threads = 32 * EXPERT_WARPS;
             // SAFETY: the struct is the kernel's; the output has a row for each slot of the shape's tokens.
-            unsafe { device.gpu.launch(function, grid, 128, 0, &params) }?;
+            unsafe { device.gpu.launch(function, grid, threads, 4 * params.cols, &params) }?;
         }
         Ok(())
     }
@@ -342,18 +368,26 @@ impl Run<'_> {
             num_experts: 0,
             activation: 0,
             accumulate: u32::from(op.accumulate),
+            block_rows: LINEAR_ROWS,
             eps: 0.0,
         };
         for (number, part) in weight.parts.iter().enumerate() {
             let (mut params, format) = of_part(params, part, rows)?;
             // What the experts of the first part gave is there already.
             params.accumulate |= u32::from(number > 0);
-            let grid = (tokens, params.num_rows.div_ceil(BLOCK_ROWS));
+            let grid = (tokens, params.num_rows.div_ceil(LINEAR_ROWS));
             let function = device.kernels.expert_products(format).linear;
             // SAFETY: the struct is the kernel's; input and output have the shape's tokens.
-            unsafe { device.gpu.launch(function, grid, 128, 0, &params) }?;
+            unsafe { device.gpu.launch(function, grid, 32 * EXPERT_WARPS, 0, &params) }?;
         }
         Ok(())
+    }
+
+    /// Rows of a gate that a block takes, so that the blocks of all slots are about one round of the device.
+    fn gated_rows(&self, slots: u32, rows: u32) -> u32 {
+        let round = EXPERT_BLOCKS * self.device.gpu.properties.num_multiprocessors;
+        let of_warp = (slots * rows).div_ceil(round * EXPERT_WARPS).max(1);
+        of_warp * EXPERT_WARPS
     }
 }
 

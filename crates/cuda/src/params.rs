@@ -383,6 +383,7 @@ pub(crate) struct ExpertParams {
     pub(crate) num_experts: u32,
     pub(crate) activation: u32,
     pub(crate) accumulate: u32,
+    pub(crate) block_rows: u32,
     pub(crate) eps: f32,
 }
 

@@ -1,7 +1,7 @@
 //! Ops of a few tokens with a bf16 or e4m3 weight as one launch each: norm, product and what follows it. Each function says whether
 //! it could; the others go by `products` and their own kernels.
 
-use baton_backend::{BackendError, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightId};
+use baton_backend::{BackendError, BufferId, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightId};
 
 use crate::compile::SkinnyWeights;
 use crate::kernels::{SKINNY_TILES, SkinnyKernels};
@@ -57,12 +57,30 @@ impl Run<'_> {
         Ok(true)
     }
 
-    pub(crate) fn skinny_linear(&self, op: &Linear) -> Result<bool, BackendError> {
-        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+    /// The activations of a launch. Before e4m3 weights they are normed by a launch of their own: their product is bound by
+    /// instructions, and norming in each of its warps would be a third of them.
+    fn skinny_input(
+        &mut self,
+        kind: SkinnyWeights,
+        params: &mut SkinnyParams,
+        input: BufferId,
+        norm: Option<&Norm>,
+    ) -> Result<(), BackendError> {
+        let cols = params.cols as usize;
+        let norms_before = kind != SkinnyWeights::Bf16 && norm.is_some() && params.num_tokens > 0;
+        params.input = if norms_before { self.normed(input, norm, cols)? } else { self.buffer(input, cols)? };
+        if norms_before {
+            params.norm = 0;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn skinny_linear(&mut self, op: &Linear) -> Result<bool, BackendError> {
+        let Some((kind, mut params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
+        self.skinny_input(kind, &mut params, op.input, op.norm.as_ref())?;
         let params = SkinnyParams {
-            input: self.buffer(op.input, params.cols as usize)?,
             bias: self.vector(op.bias),
             output: self.buffer(op.output, params.num_rows as usize)?,
             output_stride: params.num_rows,
@@ -90,16 +108,16 @@ impl Run<'_> {
         Ok(Some(output))
     }
 
-    pub(crate) fn skinny_gated(&self, op: &GatedLinear) -> Result<bool, BackendError> {
-        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+    pub(crate) fn skinny_gated(&mut self, op: &GatedLinear) -> Result<bool, BackendError> {
+        let Some((kind, mut params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
         let width = params.num_rows / 2;
         if !width.is_multiple_of(8) {
             return Ok(false);
         }
+        self.skinny_input(kind, &mut params, op.input, op.norm.as_ref())?;
         let params = SkinnyParams {
-            input: self.buffer(op.input, params.cols as usize)?,
             bias: self.vector(op.bias),
             output: self.buffer(op.output, width as usize)?,
             num_rows: width,
@@ -111,8 +129,8 @@ impl Run<'_> {
     }
 
     /// Rotates whole heads of the half style only, and norms no heads.
-    pub(crate) fn skinny_qkv(&self, op: &Qkv) -> Result<bool, BackendError> {
-        let Some((kind, params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
+    pub(crate) fn skinny_qkv(&mut self, op: &Qkv) -> Result<bool, BackendError> {
+        let Some((kind, mut params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
         let device = &*self.device;
@@ -127,9 +145,13 @@ impl Run<'_> {
         if !is_simple {
             return Ok(false);
         }
+        self.skinny_input(kind, &mut params, op.input, op.norm.as_ref())?;
+        let device = &*self.device;
+        let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
+        let spec = kv.layer_spec(op.layer);
+        let rope = op.rope.map(|rope| &device.ropes[rope.0 as usize]);
         let inv_freq: Address = rope.map_or(0, |rope| rope.inv_freq.address());
         let params = SkinnyParams {
-            input: self.buffer(op.input, params.cols as usize)?,
             bias: self.vector(op.bias),
             output: self.buffer(op.output, op.num_heads * spec.head_dim)?,
             inv_freq,

@@ -1,5 +1,5 @@
-// Products with the experts of a few tokens, in any format of weights that `product.cu` reads: a warp takes a row of an expert (gate
-// and up: a row of each) for one token. Only the weights of chosen experts are read; those of two tokens with the same expert come
+// Products with the experts of a few tokens, in any format of weights that `product.cu` reads: a warp takes rows of an expert (gate
+// and up: rows of each) for one token. Only the weights of chosen experts are read; those of two tokens with the same expert come
 // from the L2 the second time. And the router of a few tokens: a warp takes a row, and the last block of a token chooses.
 
 struct ExpertParams {
@@ -14,120 +14,219 @@ struct ExpertParams {
     u32 num_rows, cols, num_tokens, num_slots; // rows of an expert, or of its gate
     u32 first_expert, num_experts;             // those that `weight` has
     u32 activation, accumulate;
+    u32 block_rows; // of the gate, that a block takes
     float eps;
 };
 
 __device__ __forceinline__ u32 rows_of_step(const StepHeader* step, u32 most) { return min(step->num_tokens, most); }
 
-// Sums of WEIGHTS rows with one row of activations, in all lanes; with the norm of the activations where there is one.
-template <int WEIGHTS>
-__device__ __forceinline__ void dot_row(const u8* (&rows)[WEIGHTS], const real* input, const float* norm, float eps, u32 cols,
-                                        float (&sum)[WEIGHTS]) {
-    constexpr int AHEAD = 2;
+// A row of activations times the norm's weight, where there is one, into the block's memory; returns what the norm divides by,
+// which sums are multiplied with at the end.
+template <u32 THREADS>
+__device__ __forceinline__ float stage_row(const real* input, const float* norm, float eps, u32 cols, float* staged) {
+    __shared__ float parts[THREADS / 32];
     float squares = 0.0f;
-    Chunk chunks[AHEAD][WEIGHTS];
-    u32 i = threadIdx.x % 32 * 8;
+    for (u32 i = threadIdx.x * 8; i < cols; i += THREADS * 8) {
+        float x[8];
+        unpack8(*reinterpret_cast<const Eight*>(input + i), x);
+        if (norm) {
+            const float4 low = *reinterpret_cast<const float4*>(norm + i), high = *reinterpret_cast<const float4*>(norm + i + 4);
+            const float weight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++)
-#pragma unroll
-        for (int w = 0; w < WEIGHTS; w++)
-            if (i + a * 256 < cols) chunks[a][w].load(rows[w], i + a * 256);
-    while (i < cols) {
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            u32 at = i + a * 256;
-            if (at >= cols) break;
-            float x[8], weight[8];
-            unpack8(*reinterpret_cast<const Eight*>(input + at), x);
-            if (norm) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    squares = fmaf(x[j], x[j], squares);
-                    x[j] *= norm[at + j];
-                }
-            }
-#pragma unroll
-            for (int w = 0; w < WEIGHTS; w++) {
-                chunks[a][w].decode(weight);
-                if (at + AHEAD * 256 < cols) chunks[a][w].load(rows[w], at + AHEAD * 256);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum[w] = fmaf(weight[j], x[j], sum[w]);
+            for (int j = 0; j < 8; j++) {
+                squares = fmaf(x[j], x[j], squares);
+                x[j] *= weight[j];
             }
         }
-        i += AHEAD * 256;
+        float4* to = reinterpret_cast<float4*>(staged + i);
+        to[0] = make_float4(x[0], x[1], x[2], x[3]);
+        to[1] = make_float4(x[4], x[5], x[6], x[7]);
     }
-    float factor = norm ? rsqrtf(warp_sum(squares) / (float)cols + eps) : 1.0f;
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = squares;
+    __syncthreads();
+    if (!norm) return 1.0f;
+    squares = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WEIGHTS; w++) sum[w] = warp_sum(sum[w]) * factor;
+    for (u32 w = 0; w < THREADS / 32; w++) squares += parts[w];
+    return rsqrtf(squares / (float)cols + eps);
 }
 
-// A block takes four rows of one slot.
-KERNEL __launch_bounds__(128, 4) expert_gated(const ExpertParams p) {
+extern __shared__ __align__(16) float staged[];
+
+__device__ __forceinline__ void staged_8(u32 at, float (&x)[8]) {
+    const float4 low = *reinterpret_cast<const float4*>(staged + at), high = *reinterpret_cast<const float4*>(staged + at + 4);
+    x[0] = low.x; x[1] = low.y; x[2] = low.z; x[3] = low.w;
+    x[4] = high.x; x[5] = high.y; x[6] = high.z; x[7] = high.w;
+}
+
+__device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8], float sum) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum = fmaf(a[j], b[j], sum);
+    return sum;
+}
+
+// A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
+// line of loads.
+KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
+    constexpr u32 AHEAD = 4;
+    u32 token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     allow_next();
-    u32 row = blockIdx.y * 4 + threadIdx.x / 32, token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots;
     wait_for_previous();
-    if (row >= p.num_rows || token >= rows_of_step(p.step, p.num_tokens)) return;
+    if (token >= rows_of_step(p.step, p.num_tokens)) return;
     u32 number = (u32)p.routing[(u64)token * 2 * p.num_slots + slot], expert = number - p.first_expert;
     if (expert >= p.num_experts) return;
-    u64 first = (u64)expert * 2 * p.num_rows + row;
-    const u8* rows[2] = {p.weight + first * p.row_bytes, p.weight + (first + p.num_rows) * p.row_bytes};
-    float sum[2] = {};
-    dot_row<2>(rows, p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, sum);
-    if (threadIdx.x % 32 != 0) return;
-    u64 at = (u64)number * 2 * p.num_rows + row;
-    float gate = sum[0] + (p.bias ? p.bias[at] : 0.0f), up = sum[1] + (p.bias ? p.bias[at + p.num_rows] : 0.0f);
-    p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate(p.activation, gate) * up);
-}
-
-// A block takes four rows of one token; a warp goes over the slots of its token, a chunk of 256 columns after the other.
-KERNEL __launch_bounds__(128, 4) expert_linear(const ExpertParams p) {
-    constexpr u32 AHEAD = 4;
-    allow_next();
-    u32 row = blockIdx.y * 4 + threadIdx.x / 32, token = blockIdx.x, lane = threadIdx.x % 32;
-    wait_for_previous();
-    if (row >= p.num_rows || token >= rows_of_step(p.step, p.num_tokens)) return;
-    const float* routing = p.routing + (u64)token * 2 * p.num_slots;
-    const real* input = p.input + (u64)token * p.num_slots * p.cols;
-    u32 of_slot = (p.cols + 255) / 256, count = of_slot * p.num_slots;
-    float sum = 0.0f;
-    Chunk chunks[AHEAD];
-    auto load = [&](Chunk& chunk, u32 number) {
-        u32 slot = number / of_slot, at = number % of_slot * 256 + lane * 8;
-        u32 expert = (u32)routing[slot] - p.first_expert;
-        if (expert < p.num_experts && at < p.cols) chunk.load(p.weight + ((u64)expert * p.num_rows + row) * p.row_bytes, at);
+    u32 end = min((blockIdx.y + 1) * p.block_rows, p.num_rows);
+    const u8* gate = p.weight + (u64)expert * 2 * p.num_rows * p.row_bytes;
+    const u8* up = gate + (u64)p.num_rows * p.row_bytes;
+    Chunk chunks[AHEAD][2];
+    u32 next_row = blockIdx.y * p.block_rows + warp, next_at = lane * 8;
+    u32 row = next_row, at = next_at;
+    auto load = [&](Chunk (&chunk)[2]) {
+        if (next_row < end && next_at < p.cols) {
+            chunk[0].load(gate + (u64)next_row * p.row_bytes, next_at);
+            chunk[1].load(up + (u64)next_row * p.row_bytes, next_at);
+        }
+        next_at += 256;
+        if (next_at - lane * 8 >= p.cols) next_at = lane * 8, next_row += 8;
     };
 #pragma unroll
-    for (u32 a = 0; a < AHEAD; a++)
-        if (a < count) load(chunks[a], a);
-    for (u32 first = 0; first < count; first += AHEAD) {
+    for (u32 a = 0; a < AHEAD; a++) load(chunks[a]);
+    float factor = stage_row<256>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
+    float sum[2] = {};
+    while (row < end) {
 #pragma unroll
         for (u32 a = 0; a < AHEAD; a++) {
-            u32 number = first + a;
-            if (number >= count) break;
-            u32 slot = number / of_slot, at = number % of_slot * 256 + lane * 8, expert = (u32)routing[slot] - p.first_expert;
-            bool is_here = expert < p.num_experts && at < p.cols;
-            float weight[8] = {}, x[8] = {}, part = 0.0f;
-            if (is_here) {
-                chunks[a].decode(weight);
-                unpack8(*reinterpret_cast<const Eight*>(input + (u64)slot * p.cols + at), x);
+            if (row >= end) break;
+            if (at < p.cols) {
+                float x[8], weight[8];
+                staged_8(at, x);
+                chunks[a][0].decode(weight);
+                sum[0] = dot_8(weight, x, sum[0]);
+                chunks[a][1].decode(weight);
+                sum[1] = dot_8(weight, x, sum[1]);
             }
-            if (number + AHEAD < count) load(chunks[a], number + AHEAD);
-#pragma unroll
-            for (int j = 0; j < 8; j++) part = fmaf(weight[j], x[j], part);
-            sum = fmaf(routing[p.num_slots + slot], part, sum);
+            load(chunks[a]);
+            at += 256;
+            if (at - lane * 8 < p.cols) continue;
+            u64 of_bias = (u64)number * 2 * p.num_rows + row;
+            float g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
+            if (lane == 0) {
+                if (p.bias) g += p.bias[of_bias], u += p.bias[of_bias + p.num_rows];
+                p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate(p.activation, g) * u);
+            }
+            sum[0] = sum[1] = 0.0f;
+            at = lane * 8;
+            row += 8;
         }
     }
-    if (p.bias)
-        for (u32 slot = lane; slot < p.num_slots; slot += 32) {
-            u32 number = (u32)routing[slot];
-            if (number - p.first_expert < p.num_experts)
-                sum = fmaf(routing[p.num_slots + slot], p.bias[(u64)number * p.num_rows + row], sum);
-        }
-    sum = warp_sum(sum);
-    if (lane != 0) return;
-    real* output = p.output + (u64)token * p.num_rows + row;
-    *output = float_to_real(p.accumulate ? real_to_float(*output) + sum : sum);
 }
+
+// Rows of a token that a block takes, and experts of a token.
+__device__ constexpr u32 LINEAR_ROWS = 4;
+__device__ constexpr u32 MAX_SLOTS = 64;
+
+// A block takes four rows of one token for all its slots: an item is a row of a slot, and the items go around the warps.
+KERNEL __launch_bounds__(256, 3) expert_linear(const ExpertParams p) {
+    constexpr u32 AHEAD = 6;
+    __shared__ float parts[LINEAR_ROWS * MAX_SLOTS], weights[MAX_SLOTS];
+    __shared__ u32 experts[MAX_SLOTS];
+    u32 token = blockIdx.x, first = blockIdx.y * LINEAR_ROWS, lane = threadIdx.x % 32;
+    allow_next();
+    wait_for_previous();
+    if (token >= rows_of_step(p.step, p.num_tokens)) return;
+    if (threadIdx.x < p.num_slots) {
+        const float* routing = p.routing + (u64)token * 2 * p.num_slots + threadIdx.x;
+        experts[threadIdx.x] = (u32)routing[0];
+        weights[threadIdx.x] = routing[p.num_slots];
+    }
+    __syncthreads();
+    u32 rows = min(LINEAR_ROWS, p.num_rows - first), count = rows * p.num_slots;
+    const real* input = p.input + (u64)token * p.num_slots * p.cols;
+    // Items are numbered by row and then by slot.
+    u32 next = threadIdx.x / 32, next_at = lane * 8;
+    u32 item = next, at = next_at;
+    const u8* weight_row = nullptr;
+    auto find = [&]() {
+        if (next >= count) return;
+        u32 expert = experts[next % p.num_slots] - p.first_expert;
+        u64 row = (u64)expert * p.num_rows + first + next / p.num_slots;
+        weight_row = expert < p.num_experts ? p.weight + row * p.row_bytes : nullptr;
+    };
+    find();
+    auto load = [&](Chunk& chunk) {
+        if (next >= count) return;
+        if (weight_row && next_at < p.cols) chunk.load(weight_row, next_at);
+        next_at += 256;
+        if (next_at - lane * 8 < p.cols) return;
+        next_at = lane * 8;
+        next += 8;
+        find();
+    };
+    Chunk chunks[AHEAD];
+#pragma unroll
+    for (u32 a = 0; a < AHEAD; a++) load(chunks[a]);
+    float sum = 0.0f;
+    while (item < count) {
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; a++) {
+            if (item >= count) break;
+            u32 slot = item % p.num_slots;
+            bool is_here = experts[slot] - p.first_expert < p.num_experts;
+            if (is_here && at < p.cols) {
+                float weight[8], x[8];
+                unpack8(*reinterpret_cast<const Eight*>(input + (u64)slot * p.cols + at), x);
+                chunks[a].decode(weight);
+                sum = dot_8(weight, x, sum);
+            }
+            load(chunks[a]);
+            at += 256;
+            if (at - lane * 8 < p.cols) continue;
+            sum = warp_sum(sum);
+            u32 of_bias = experts[slot] * p.num_rows + first + item / p.num_slots;
+            if (lane == 0) parts[item] = is_here ? weights[slot] * (sum + (p.bias ? p.bias[of_bias] : 0.0f)) : 0.0f;
+            sum = 0.0f;
+            at = lane * 8;
+            item += 8;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x >= rows) return;
+    float total = 0.0f;
+    for (u32 slot = 0; slot < p.num_slots; slot++) total += parts[threadIdx.x * p.num_slots + slot];
+    real* output = p.output + (u64)token * p.num_rows + first + threadIdx.x;
+    *output = float_to_real(p.accumulate ? real_to_float(*output) + total : total);
+}
+
+// Sums of a row of weights with one of activations, in all lanes. The first weights are loaded by `start`, which may come before
+// what the activations wait for.
+struct DotRow {
+    static constexpr u32 AHEAD = 8;
+    Chunk chunks[AHEAD];
+    __device__ __forceinline__ void start(const u8* row, u32 cols) {
+#pragma unroll
+        for (u32 a = 0; a < AHEAD; a++)
+            if (threadIdx.x % 32 * 8 + a * 256 < cols) chunks[a].load(row, threadIdx.x % 32 * 8 + a * 256);
+    }
+    template <typename Input>
+    __device__ __forceinline__ float finish(const u8* row, u32 cols, Input input) {
+        float sum = 0.0f;
+        for (u32 i = threadIdx.x % 32 * 8; i < cols; i += AHEAD * 256) {
+#pragma unroll
+            for (u32 a = 0; a < AHEAD; a++) {
+                u32 at = i + a * 256;
+                if (at < cols) {
+                    float x[8], weight[8];
+                    input(at, x);
+                    chunks[a].decode(weight);
+                    sum = dot_8(weight, x, sum);
+                }
+                if (at + AHEAD * 256 < cols) chunks[a].load(row, at + AHEAD * 256);
+            }
+        }
+        return warp_sum(sum);
+    }
+};
 
 // A block takes four rows of the router for one token.
 KERNEL __launch_bounds__(128, 4) route_few(const RouteParams p) {
@@ -135,14 +234,14 @@ KERNEL __launch_bounds__(128, 4) route_few(const RouteParams p) {
     __shared__ u32 is_last;
     allow_next();
     u32 row = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
+    const u8* weight = p.weight + min(row, p.num_rows - 1) * p.row_bytes;
+    DotRow dot;
+    dot.start(weight, p.cols);
     wait_for_previous();
     if (token >= rows_of_step(p.step, p.num_tokens)) return;
-    if (row < p.num_rows) {
-        const u8* rows[1] = {p.weight + row * p.row_bytes};
-        float sum[1] = {};
-        dot_row<1>(rows, p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, sum);
-        if (threadIdx.x % 32 == 0) p.products[(u64)token * p.num_rows + row] = sum[0];
-    }
+    float factor = stage_row<128>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
+    float sum = dot.finish(weight, p.cols, [](u32 at, float (&x)[8]) { staged_8(at, x); }) * factor;
+    if (row < p.num_rows && threadIdx.x % 32 == 0) p.products[(u64)token * p.num_rows + row] = sum;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(p.arrivals + token, 1u) == gridDim.x - 1;
@@ -166,10 +265,12 @@ struct HeadParams {
 KERNEL __launch_bounds__(128, 4) head_linear(const HeadParams p) {
     allow_next();
     u32 row = blockIdx.y * 4 + threadIdx.x / 32, token = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads;
+    const u8* weight = p.weight + ((u64)head * p.num_rows + min(row, p.num_rows - 1)) * p.row_bytes;
+    DotRow dot;
+    dot.start(weight, p.cols);
     wait_for_previous();
     if (row >= p.num_rows || token >= rows_of_step(p.step, p.num_tokens)) return;
-    const u8* rows[1] = {p.weight + ((u64)head * p.num_rows + row) * p.row_bytes};
-    float sum[1] = {};
-    dot_row<1>(rows, p.input + ((u64)token * p.num_heads + head) * p.input_step, nullptr, 0.0f, p.cols, sum);
-    if (threadIdx.x % 32 == 0) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sum[0]);
+    const real* input = p.input + ((u64)token * p.num_heads + head) * p.input_step;
+    float sum = dot.finish(weight, p.cols, [&](u32 at, float (&x)[8]) { unpack8(*reinterpret_cast<const Eight*>(input + at), x); });
+    if (threadIdx.x % 32 == 0) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sum);
 }

@@ -17,58 +17,64 @@ struct RouteParams {
     float eps, scale;
 };
 
-// Experts that a lane looks at: one in 32.
+// Experts that a lane looks at, at most: one in 32.
 __device__ constexpr u32 MAX_OF_LANE = 16;
 __device__ constexpr u32 MAX_ROUTED = 32 * MAX_OF_LANE;
 __device__ constexpr u32 MAX_GROUPS = 32;
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
-// The larger key, or the lower number of two that are equal. NONE is no number.
-__device__ __forceinline__ bool is_better(float key, u32 number, float best, u32 best_number) {
-    if (number == NONE) return false;
-    return best_number == NONE || key > best || (key == best && number < best_number);
+// Bits that are ordered as the numbers are.
+__device__ __forceinline__ u32 ordered(float x) {
+    u32 bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// `keys` is the warp's own memory, of MAX_ROUTED values.
-__device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys) {
+// `keys` is the warp's own memory, of MAX_ROUTED values. OF_LANE experts a lane are enough for all. Of two experts with the same
+// key the one with the lower number is taken.
+template <u32 OF_LANE>
+__device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys) {
     u32 lane = threadIdx.x % 32, slots = p.top_k + p.num_shared;
     const float* products = p.products + (u64)token * p.num_rows;
     float* routing = p.routing + (u64)token * 2 * slots;
-    float scores[MAX_OF_LANE];
+    float scores[OF_LANE];
     float most = NEG_INF;
 #pragma unroll
-    for (u32 i = 0; i < MAX_OF_LANE; i++) {
+    for (u32 i = 0; i < OF_LANE; i++) {
         u32 expert = i * 32 + lane;
         scores[i] = expert < p.num_experts ? __ldcg(products + expert) + (p.bias ? p.bias[expert] : 0.0f) : NEG_INF;
         most = fmaxf(most, scores[i]);
     }
     if (p.is_sigmoid) {
 #pragma unroll
-        for (u32 i = 0; i < MAX_OF_LANE; i++) scores[i] = sigmoid(scores[i]);
+        for (u32 i = 0; i < OF_LANE; i++) scores[i] = sigmoid(scores[i]);
     } else {
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(NONE, most, distance));
         float sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < MAX_OF_LANE; i++) {
+        for (u32 i = 0; i < OF_LANE; i++) {
             scores[i] = __expf(scores[i] - most);
             sum += i * 32 + lane < p.num_experts ? scores[i] : 0.0f;
         }
         sum = 1.0f / warp_sum(sum);
 #pragma unroll
-        for (u32 i = 0; i < MAX_OF_LANE; i++) scores[i] *= sum;
+        for (u32 i = 0; i < OF_LANE; i++) scores[i] *= sum;
     }
+    float values[OF_LANE];
     u32 open = 0; // bit i: the lane's i-th expert may be chosen
 #pragma unroll
-    for (u32 i = 0; i < MAX_OF_LANE; i++) {
+    for (u32 i = 0; i < OF_LANE; i++) {
         u32 expert = i * 32 + lane;
-        if (expert >= p.num_experts) continue;
-        open |= 1u << i;
-        keys[expert] = scores[i] + (p.selection_bias ? p.selection_bias[expert] : 0.0f);
+        bool is_there = expert < p.num_experts;
+        open |= (u32)is_there << i;
+        values[i] = is_there ? scores[i] + (p.selection_bias ? p.selection_bias[expert] : 0.0f) : 0.0f;
     }
-    __syncwarp();
     if (p.num_groups > 0) {
+#pragma unroll
+        for (u32 i = 0; i < OF_LANE; i++)
+            if (open >> i & 1) keys[i * 32 + lane] = values[i];
+        __syncwarp();
         // A lane a group.
         u32 size = p.num_experts / p.num_groups;
         float best = NEG_INF, second = NEG_INF;
@@ -87,40 +93,39 @@ __device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, 
         }
         u32 chosen = __ballot_sync(NONE, lane < p.num_groups && better < p.chosen_groups);
 #pragma unroll
-        for (u32 i = 0; i < MAX_OF_LANE; i++)
+        for (u32 i = 0; i < OF_LANE; i++)
             if ((open >> i & 1) && !(chosen >> (i * 32 + lane) / size & 1)) open &= ~(1u << i);
     }
-    float total = 0.0f;
+    float total = 0.0f, own_score = 0.0f;
+    u32 own_number = 0; // lane i keeps the i-th chosen
     for (u32 slot = 0; slot < p.top_k; slot++) {
-        float best = NEG_INF, score = 0.0f;
-        u32 number = NONE;
+        u32 best = 0, number = NONE;
+        float score = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < MAX_OF_LANE; i++) {
-            u32 expert = i * 32 + lane;
-            if (!(open >> i & 1)) continue;
-            float key = keys[expert];
-            if (is_better(key, expert, best, number)) best = key, number = expert, score = scores[i];
+        for (u32 i = 0; i < OF_LANE; i++) {
+            u32 key = ordered(values[i]);
+            if ((open >> i & 1) && (number == NONE || key > best)) best = key, number = i * 32 + lane, score = scores[i];
         }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-            float key = __shfl_xor_sync(NONE, best, distance), their_score = __shfl_xor_sync(NONE, score, distance);
-            u32 other = __shfl_xor_sync(NONE, number, distance);
-            if (is_better(key, other, best, number)) best = key, number = other, score = their_score;
-        }
-        if (number == NONE) number = 0; // there are always enough
-        if (number % 32 == lane) open &= ~(1u << number / 32);
+        u32 most_of_all = __reduce_max_sync(NONE, best);
+        u32 winner = __reduce_min_sync(NONE, best == most_of_all ? number : NONE);
+        if (winner == NONE) winner = 0; // there are always enough
+        if (winner % 32 == lane) open &= ~(1u << winner / 32);
+        score = __shfl_sync(NONE, score, winner % 32);
         total += score;
-        if (lane == 0) {
-            routing[slot] = (float)number;
-            routing[slots + slot] = score;
-        }
+        if (lane == slot) own_number = winner, own_score = score;
     }
-    __syncwarp();
-    float factor = p.normalizes ? p.scale / total : p.scale;
-    if (lane < p.top_k) routing[slots + lane] *= factor;
+    if (lane < p.top_k) {
+        routing[lane] = (float)own_number;
+        routing[slots + lane] = own_score * (p.normalizes ? p.scale / total : p.scale);
+    }
     for (u32 slot = p.top_k + lane; slot < slots; slot += 32) {
         routing[slot] = (float)(p.num_experts + slot - p.top_k);
         float gate = p.has_shared_gate ? __ldcg(products + p.num_experts) + (p.bias ? p.bias[p.num_experts] : 0.0f) : 0.0f;
         routing[slots + slot] = p.has_shared_gate ? sigmoid(gate) : 1.0f;
     }
+}
+
+__device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys) {
+    if (p.num_experts <= 128) choose_of<4>(p, token, keys);
+    else choose_of<MAX_OF_LANE>(p, token, keys);
 }
