@@ -218,6 +218,8 @@ def disk(rounds=50):
         time.sleep(0.05 + 0.01 * number)
         server.kill()
         [thread.join() for thread in threads]
+        if number % 10 == 9:
+            print(f"  after {number + 1} kills: {wrong} wrong, {hits} with KV from disk", flush=True)
     left = sum(path.name.startswith(".tmp") for path in pathlib.Path(folder).rglob("*"))
     print(f"disk: {rounds} times kill -9 under load, {8 * rounds} answers compared, {wrong} wrong, {hits} with KV from disk, "
           f"{left} unfinished files left by the last kill")
@@ -387,6 +389,8 @@ def kills(name="the decode worker asked", router=None, rounds=2 * int(os.environ
             except Exception:
                 time.sleep(0.5)
         check("failed after")
+        if number % 10 == 9:
+            print(f"  after {number + 1} kills: {counts}", flush=True)
     time.sleep(1)
     print(f"kills, {name}: {rounds // 2} of either side under load: {counts}; KV blocks in use at the end: prefill "
           f"{prefill.metric('baton:kv_blocks_used'):.0f}, decode {decode.metric('baton:kv_blocks_used'):.0f}", flush=True)
