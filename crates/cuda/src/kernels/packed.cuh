@@ -3,18 +3,6 @@
 __device__ constexpr u32 HIGH = HIGH_BITS, RECORD = record_bytes(BITS), SCALES = scales_start(BITS);
 __device__ constexpr bool HAS_MINIMA = BITS <= 5;
 
-struct ProductParams {
-    const u8* weight;  // records
-    u64 tile_bytes;    // of 16 rows
-    const bf16* input; // [m, cols]
-    const float* bias; // [num_rows] or null
-    void* output;      // [m, output_stride], bf16 or f32
-    u32 num_rows, cols, m, output_stride;
-    u32 accumulate, is_f32;
-    float softcap;     // 0 is none
-    u32 activation;    // gated only
-};
-
 // (bits & mask) | other, as one instruction.
 __device__ __forceinline__ u32 take(u32 bits, u32 mask, u32 other) {
     u32 y;
