@@ -51,6 +51,7 @@ mod ranges;
 mod skinny;
 mod swap;
 mod weights;
+mod wide;
 
 pub use backend::CudaBackend;
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};

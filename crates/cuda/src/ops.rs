@@ -268,6 +268,9 @@ impl Run<'_> {
                 softcap: 0.0,
                 activation,
             };
+            if self.device.wide_product(part, &params, None, true)? {
+                return Ok(());
+            }
             let kernel = self.device.kernels.products(part.layout, m).gated;
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
             return unsafe { self.launch_product(&kernel, &params) };
