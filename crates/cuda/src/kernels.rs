@@ -1,6 +1,6 @@
 //! The compiled kernels of a device: modules loaded once, functions by name.
 
-mod expert_kernels;
+pub(crate) mod expert_kernels;
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use crate::gated::{GATED_SHAPES, GatedShape};
 use crate::gpu::{Function, failed};
 use crate::layout::{Layout, TILE_ROWS, device_format, record_bytes};
 use crate::probe::Properties;
-pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LATENT_SHARED_BYTES};
+pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LatentAttention};
 
 /// Activation rows that the product kernels of plain weights take.
 const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
@@ -50,7 +50,7 @@ pub(crate) struct Kernels {
     products: HashMap<Layout, Vec<ProductKernels>>,
     converts: HashMap<Layout, Function>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
-    latent_attention: HashMap<KvDtype, Function>,
+    latent_attention: HashMap<KvDtype, LatentAttention>,
 }
 
 /// What every model needs.

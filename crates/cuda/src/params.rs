@@ -190,6 +190,12 @@ pub(crate) struct ConvertParams {
     pub(crate) scales: Address,
 }
 
+#[repr(C)]
+pub(crate) struct LatentManyParams {
+    pub(crate) attention: AttentionParams,
+    pub(crate) tiles_of_item: u32,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AttentionParams {
@@ -336,7 +342,7 @@ pub(crate) struct SampleParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct RouteParams {
     pub(crate) step: Address,
     pub(crate) weight: Address,
@@ -347,6 +353,7 @@ pub(crate) struct RouteParams {
     pub(crate) selection_bias: Address,
     pub(crate) products: Address,
     pub(crate) arrivals: Address,
+    pub(crate) normed: Address,
     pub(crate) routing: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_rows: u32,
@@ -362,6 +369,8 @@ pub(crate) struct RouteParams {
     pub(crate) sums_two: u32,
     pub(crate) eps: f32,
     pub(crate) scale: f32,
+    pub(crate) finish: u32,
+    pub(crate) sort: SortParams,
 }
 
 #[repr(C)]
@@ -385,16 +394,19 @@ pub(crate) struct ExpertParams {
     pub(crate) accumulate: u32,
     pub(crate) block_rows: u32,
     pub(crate) eps: f32,
+    pub(crate) finds: u32,
+    pub(crate) route: RouteParams,
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SortParams {
     pub(crate) step: Address,
     pub(crate) routing: Address,
     pub(crate) num_tiles: Address,
     pub(crate) tiles: Address,
     pub(crate) places: Address,
+    pub(crate) sources: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_slots: u32,
     pub(crate) num_experts: u32,
@@ -442,6 +454,21 @@ pub(crate) struct GroupedParams {
     pub(crate) num_heads: u32,
     pub(crate) input_step: u32,
     pub(crate) output_step: u32,
+    pub(crate) num_chunks: u32,
+    pub(crate) activation: u32,
+}
+
+#[repr(C)]
+pub(crate) struct FewParams {
+    pub(crate) weight: TensorMap,
+    pub(crate) output_map: TensorMap,
+    pub(crate) num_tiles: Address,
+    pub(crate) tiles: Address,
+    pub(crate) sources: Address,
+    pub(crate) input: Address,
+    pub(crate) width: u32,
+    pub(crate) expert_rows: u32,
+    pub(crate) cols: u32,
     pub(crate) num_chunks: u32,
     pub(crate) activation: u32,
 }
