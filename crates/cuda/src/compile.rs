@@ -29,6 +29,7 @@ const PRODUCT_SHARED: &str = include_str!("kernels/product.cuh");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_LATENT: &str = include_str!("kernels/attention_latent.cu");
+const ATTENTION_LATENT_MANY: &str = include_str!("kernels/attention_latent_many.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
 const ATTENTION_FP8: &str = include_str!("kernels/attention_fp8.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
@@ -37,6 +38,7 @@ const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
 const GATED: &str = include_str!("kernels/gated.cu");
 const GROUPED: &str = include_str!("kernels/grouped.cu");
+const GROUPED_FEW: &str = include_str!("kernels/grouped_few.cu");
 const EXPERTS_SHARED: &str = include_str!("kernels/experts.cuh");
 const EXPERTS: &str = include_str!("kernels/experts.cu");
 const EXPERT_PRODUCT: &str = include_str!("kernels/expert_product.cu");
@@ -187,7 +189,9 @@ impl Unit {
             }
             Self::Fp8Wide => &[COMMON, HOPPER, PRODUCT_SHARED, WIDE, FP8_WIDE],
             Self::AttentionAny(_) => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
-            Self::AttentionLatent { .. } => &[COMMON, ATTENTION_SHARED, ATTENTION_LATENT],
+            Self::AttentionLatent { .. } => {
+                &[COMMON, HOPPER, ATTENTION_SHARED, ATTENTION_LATENT, ATTENTION_LATENT_MANY]
+            }
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
             }
@@ -202,7 +206,7 @@ impl Unit {
             ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Gated { .. } => &[COMMON, HOPPER, GATED],
-            Self::Grouped => &[COMMON, HOPPER, GROUPED],
+            Self::Grouped => &[COMMON, HOPPER, GROUPED, GROUPED_FEW],
             Self::Experts(_) => &[COMMON, EXPERTS_SHARED, EXPERTS],
             Self::ExpertProduct(..) => &[COMMON, WEIGHTS, PRODUCT, EXPERTS_SHARED, EXPERT_PRODUCT],
             Self::SampleChoose => &[COMMON, SAMPLE_SHARED, SAMPLE_CHOOSE],

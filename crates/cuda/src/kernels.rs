@@ -1,6 +1,6 @@
 //! The compiled kernels of a device: modules loaded once, functions by name.
 
-mod expert_kernels;
+pub(crate) mod expert_kernels;
 mod packed_kernels;
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::gated::{GATED_SHAPES, GatedShape};
 use crate::gpu::{Function, failed};
 use crate::layout::{Layout, device_format};
 use crate::probe::Properties;
-pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LATENT_SHARED_BYTES};
+pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LatentAttention};
 pub(crate) use packed_kernels::WideKernels;
 
 /// Activation rows that the product kernels of plain weights take.
@@ -54,7 +54,7 @@ pub(crate) struct Kernels {
     wide: HashMap<Layout, WideKernels>,
     converts: HashMap<Layout, Function>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
-    latent_attention: HashMap<KvDtype, Function>,
+    latent_attention: HashMap<KvDtype, LatentAttention>,
 }
 
 /// What every model needs.

@@ -48,6 +48,7 @@ mod positions;
 mod probe;
 mod products;
 mod ranges;
+mod route;
 mod skinny;
 mod swap;
 mod weights;

@@ -10,7 +10,7 @@ use crate::backend::PARTIAL_LSE_SHARE;
 use crate::device::Device;
 use crate::gpu::{Function, Gpu};
 use crate::graphs::Shape;
-use crate::kernels::{LATENT_SHARED_BYTES, RESERVED_SHARED};
+use crate::kernels::RESERVED_SHARED;
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams, WideParams,
@@ -399,10 +399,7 @@ impl Run<'_> {
                     (core.attention_any, core.merge_partials)
                 };
                 match latent {
-                    Some(function) => {
-                        let grid = (2 * properties.num_multiprocessors, plan.max_queries.clamp(1, 64));
-                        gpu.launch(function, grid, 128, LATENT_SHARED_BYTES, &params)?;
-                    }
+                    Some(kernels) => self.attend_latents(kernels, &params, plan.max_queries)?,
                     None => gpu.launch(attend, (blocks, 1), 128, 0, &params)?,
                 }
                 gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;

@@ -204,6 +204,12 @@ pub(crate) struct ConvertParams {
     pub(crate) scales: Address,
 }
 
+#[repr(C)]
+pub(crate) struct LatentManyParams {
+    pub(crate) attention: AttentionParams,
+    pub(crate) tiles_of_item: u32,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AttentionParams {
@@ -350,7 +356,7 @@ pub(crate) struct SampleParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct RouteParams {
     pub(crate) step: Address,
     pub(crate) weight: Address,
@@ -361,6 +367,7 @@ pub(crate) struct RouteParams {
     pub(crate) selection_bias: Address,
     pub(crate) products: Address,
     pub(crate) arrivals: Address,
+    pub(crate) normed: Address,
     pub(crate) routing: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_rows: u32,
@@ -376,6 +383,8 @@ pub(crate) struct RouteParams {
     pub(crate) sums_two: u32,
     pub(crate) eps: f32,
     pub(crate) scale: f32,
+    pub(crate) finish: u32,
+    pub(crate) sort: SortParams,
 }
 
 #[repr(C)]
@@ -399,16 +408,19 @@ pub(crate) struct ExpertParams {
     pub(crate) accumulate: u32,
     pub(crate) block_rows: u32,
     pub(crate) eps: f32,
+    pub(crate) finds: u32,
+    pub(crate) route: RouteParams,
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SortParams {
     pub(crate) step: Address,
     pub(crate) routing: Address,
     pub(crate) num_tiles: Address,
     pub(crate) tiles: Address,
     pub(crate) places: Address,
+    pub(crate) sources: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_slots: u32,
     pub(crate) num_experts: u32,
@@ -456,6 +468,21 @@ pub(crate) struct GroupedParams {
     pub(crate) num_heads: u32,
     pub(crate) input_step: u32,
     pub(crate) output_step: u32,
+    pub(crate) num_chunks: u32,
+    pub(crate) activation: u32,
+}
+
+#[repr(C)]
+pub(crate) struct FewParams {
+    pub(crate) weight: TensorMap,
+    pub(crate) output_map: TensorMap,
+    pub(crate) num_tiles: Address,
+    pub(crate) tiles: Address,
+    pub(crate) sources: Address,
+    pub(crate) input: Address,
+    pub(crate) width: u32,
+    pub(crate) expert_rows: u32,
+    pub(crate) cols: u32,
     pub(crate) num_chunks: u32,
     pub(crate) activation: u32,
 }

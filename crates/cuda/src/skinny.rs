@@ -126,17 +126,14 @@ impl Run<'_> {
         self.launch_skinny(&self.device.kernels.skinny(kind).linear, params.num_rows.div_ceil(16), &params)
     }
 
-    /// Projects e4m3 weights, where the op cannot be one launch. For bf16 `products` has its own kernels.
+    /// Projects into scratch, normed on the way, where the op cannot be one launch.
     pub(crate) fn skinny_project(
         &self,
         input: Address,
         norm: Option<&Norm>,
         weight: WeightId,
     ) -> Result<Option<Address>, BackendError> {
-        let found = self.skinny(weight, norm, self.shape.tokens);
-        let Some((kind, params)) = found.filter(|(kind, _)| *kind != SkinnyWeights::Bf16) else {
-            return Ok(None);
-        };
+        let Some((kind, params)) = self.skinny(weight, norm, self.shape.tokens) else { return Ok(None) };
         let output = self.device.projected.address();
         let params = SkinnyParams { input, output, output_stride: params.num_rows, ..params };
         let kernels = &self.device.kernels.skinny(kind).linear;
