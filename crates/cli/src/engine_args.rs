@@ -6,7 +6,7 @@
 use anyhow::Result;
 use baton::{Device, GenerationConfig, OpenOptions};
 use baton_backend::{KvDtype, Precision, WeightFormat};
-use baton_engine::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
+use baton_engine::{EngineConfig, SpeculativeConfig};
 use baton_kv::EvictionPolicy;
 use baton_model::LoadFormat;
 use baton_sched::{Policy, PreemptionMode};
@@ -295,9 +295,8 @@ impl EngineArgs {
 
     /// Guesses of a given acceptance make outputs that mean nothing: they are for `baton bench`.
     pub fn refuse_synthetic(&self) -> Result<()> {
-        let is_synthetic = |config: &SpeculativeConfig| config.method == Some(SpeculativeMethod::Synthetic);
-        if self.speculative_config.as_ref().is_some_and(is_synthetic) {
-            let what = "the method synthetic is for measurements: its outputs mean nothing";
+        if self.speculative_config.as_ref().is_some_and(SpeculativeConfig::is_forced) {
+            let what = "the method synthetic, and an acceptance, are for measurements: outputs mean nothing";
             return Err(hinted(what, "use ngram or suffix, or `baton bench latency`"));
         }
         Ok(())
