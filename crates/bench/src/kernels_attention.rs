@@ -82,11 +82,11 @@ pub struct AttentionFigures {
     pub kv_dtype: KvDtype,
     pub num_seqs: usize,
     pub context: usize,
-    /// Keys and values read a second by a decode.
+    /// Keys and values read per second by a decode.
     pub decode_gb_per_s: f64,
     /// Microseconds of one layer of that decode.
     pub decode_us: f64,
-    /// Products a second of a prompt of as many tokens, where there is one sequence.
+    /// Products per second of a prompt of as many tokens, where there is one sequence.
     pub prompt_gmac_per_s: Option<f64>,
 }
 
