@@ -3,7 +3,8 @@
 mod common;
 
 use axum::http::{Request, StatusCode};
-use common::{MODEL, client};
+use baton_serve::ServerConfig;
+use common::{MODEL, client, client_with, engine_config};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
