@@ -72,6 +72,9 @@ async fn a_stream_is_the_whole_answer_in_pieces() {
     let continuous = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
     let continuous = client.events(CHAT, &chat(continuous)).await;
     assert!(continuous.iter().all(|event| event["usage"]["prompt_tokens"] == 7));
+    let forced = ServerConfig { force_include_usage: true, ..ServerConfig::default() };
+    let events = client_with(forced, &engine_config()).await.events(CHAT, &chat(json!({}))).await;
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 12);
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use super::{Built, Case, MAX_TOKENS, Rows, inputs, limits};
 use crate::testing::{Random, random_tensor};
 use crate::{
-    Attention, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, Norm, NormKind, NormSpan, Op,
-    PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SequenceQueries, ShareOptions, SharedBytes,
-    SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
+    Attention, Backend, BackendError, BranchQueries, Embed, KvDtype, KvLayerSpec, KvSpec, Norm, NormKind,
+    NormSpan, Op, PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
+    SharedBytes, SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
 };
 
 const HIDDEN: usize = 256;
@@ -201,6 +201,12 @@ fn attention_step(kind: &Kind, runs: Runs) -> StepInput {
             );
         }
     }
+    plan_step(kind, &seqs, &[], &mut input);
+    input
+}
+
+/// Plans the attention of a step.
+fn plan_step(kind: &Kind, seqs: &[SequenceQueries], branches: &[BranchQueries], input: &mut StepInput) {
     let options = PlannerOptions {
         block_size: kind.block_size,
         window: kind.window,
@@ -222,9 +228,46 @@ fn attention_step(kind: &Kind, runs: Runs) -> StepInput {
         step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();
-    shared.find(&seqs, &input.pages, &sharing);
+    shared.find(seqs, &input.pages, &sharing);
     input.attention.resize_with(1, Default::default);
-    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
+    plan_relay(seqs, branches, &shared, &options, &mut input.attention[0]);
+}
+
+/// Guesses that are a tree: a decode goes on with a chain of three, another guess departs after the first of them with two more
+/// behind it, and from the first of these one departs again. Another sequence decodes beside it.
+fn tree_step(kind: &Kind) -> StepInput {
+    let mut input = attention_step(kind, &[(Way::of(1), 156, 4), (Way::of(3), 268, 1)]);
+    let (chain, beside) = (
+        SequenceQueries { query_start: 0, num_queries: 4, first_position: 156, pages_start: 0 },
+        SequenceQueries {
+            query_start: 4,
+            num_queries: 1,
+            first_position: 268,
+            pages_start: 160_usize.div_ceil(kind.block_size) as u32,
+        },
+    );
+    let departs = |query_start, num_queries| SequenceQueries {
+        query_start,
+        num_queries,
+        first_position: 158,
+        pages_start: 0,
+    };
+    let first_page = input.pages.len() as u32;
+    // Blocks of the third sequence, which is short.
+    let blocks = [20, 21].map(|index| (40 - index) * 4 + 2);
+    input.pages.extend(blocks);
+    for (row, (block, place, position)) in
+        (0..).zip([(blocks[0], 0, 158), (blocks[0], 1, 159), (blocks[0], 2, 160), (blocks[1], 0, 159)])
+    {
+        input.token_ids.push(11 + 3 * row);
+        input.positions.push(position);
+        input.slots.push(block * kind.block_size as u32 + place);
+    }
+    let branches = [
+        BranchQueries { seq: 2, before: Vec::new(), page: first_page },
+        BranchQueries { seq: 3, before: vec![(first_page, 1)], page: first_page + 1 },
+    ];
+    plan_step(kind, &[chain, beside, departs(5, 3), departs(8, 1)], &branches, &mut input);
     input
 }
 
@@ -258,7 +301,7 @@ fn steps(kind: &Kind) -> Vec<StepInput> {
         relayed,
         tree.collect(),
     ];
-    steps.iter().map(|runs| attention_step(kind, runs)).collect()
+    steps.iter().map(|runs| attention_step(kind, runs)).chain([tree_step(kind)]).collect()
 }
 
 fn name(kind: &Kind) -> String {

@@ -247,7 +247,7 @@ fn mixture(name: String, mix: Mixture) -> Case {
 fn many_tokens(mix: Mixture) -> Case {
     const TOKENS: usize = 520;
     let name = format!("experts of many tokens, {} x {} x {}", mix.num_experts, mix.width, mix.hidden);
-    Case::new(name, steps([17, 130, TOKENS]), move |backend| {
+    Case::new(name, steps([9, 17, 130, TOKENS]), move |backend| {
         let limits = StepLimits { max_tokens: TOKENS, ..limits() };
         mix.build(backend, &limits, &mut Random::new(22))
     })
