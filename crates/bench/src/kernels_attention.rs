@@ -177,8 +177,19 @@ pub(crate) fn measure(
     };
     let scale = 1.0 / (head_dim as f32).sqrt();
     let attention = |layer| {
-        let (plan, window, softcap, alibi) = (0, None, None, None);
-        Op::Attention(Attention { layer, plan, window, num_heads, scale, softcap, alibi, query, output })
+        let (plan, window, softcap, alibi, sinks) = (0, None, None, None, None);
+        Op::Attention(Attention {
+            layer,
+            plan,
+            window,
+            num_heads,
+            scale,
+            softcap,
+            alibi,
+            sinks,
+            query,
+            output,
+        })
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let num_layers = spec.layers.len();

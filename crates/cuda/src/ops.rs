@@ -87,6 +87,7 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
         Activation::Gelu => 2,
         Activation::Relu => 3,
         Activation::ReluSquared => 4,
+        Activation::ClampedSwiglu => 5,
     }
 }
 
@@ -364,6 +365,7 @@ impl Run<'_> {
             query: self.buffer(op.query, width)?,
             cache: kv.array(op.layer).device.address(),
             slopes: self.vector(op.alibi),
+            sinks: self.vector(op.sinks),
             output: self.buffer(op.output, width)?,
             partials: device.partials.address(),
             partial_lse: device.partials.address() + partial_bytes as u64,

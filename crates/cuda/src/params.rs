@@ -217,6 +217,7 @@ pub(crate) struct AttentionParams {
     pub(crate) query: Address,
     pub(crate) cache: Address,
     pub(crate) slopes: Address,
+    pub(crate) sinks: Address,
     pub(crate) output: Address,
     pub(crate) partials: Address,
     pub(crate) partial_lse: Address,

@@ -25,13 +25,14 @@ pub(super) fn cases() -> Vec<Case> {
     }
     // More tiles than a device has groups of blocks; columns that do not split evenly.
     cases.push(linear(WeightFormat::BF16, 5000, 320));
-    for activation in [Activation::GeluTanh, Activation::Gelu, Activation::Relu] {
+    for activation in [Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::ClampedSwiglu] {
         cases.push(gated(WeightFormat::BF16, activation, 136, WeightUse::Embedding));
         cases.push(gated(WeightFormat::F32, activation, 136, WeightUse::Embedding));
     }
     for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu] {
         cases.push(many_gated(activation, 20 * 128));
     }
+    cases.push(gated(WeightFormat::Q5_0, Activation::ClampedSwiglu, 136, WeightUse::Embedding));
     cases.push(many_gated(Activation::Silu, 25 * 112));
     for format in [WeightFormat::Q4_1, WeightFormat::Q5_0, WeightFormat::Q6_K, WeightFormat::Q8_0] {
         cases.push(many_packed(format));

@@ -214,7 +214,7 @@ __device__ __forceinline__ void product(const ProductParams& p) {
             bf16* output = reinterpret_cast<bf16*>(p.output);
             if (GATED) {
                 float times = up[j] + (p.bias ? p.bias[p.num_rows + row] : 0.0f);
-                output[at] = float_to_bf16(activate(p.activation, value) * times);
+                output[at] = float_to_bf16(activate_gate(p.activation, value, times));
             } else if (p.is_f32) {
                 reinterpret_cast<float*>(p.output)[at] = apply_softcap(value, p.softcap);
             } else {

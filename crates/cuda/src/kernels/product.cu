@@ -304,7 +304,7 @@ __device__ __forceinline__ void gated(const ProductParams& p) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
         if (m >= p.m) break;
-        float result = activate(p.activation, sum[0][m] + gate_bias) * (sum[1][m] + up_bias);
+        float result = activate_gate(p.activation, sum[0][m] + gate_bias, sum[1][m] + up_bias);
         reinterpret_cast<real*>(p.output)[(u64)m * p.output_stride + row] = float_to_real(result);
     }
 }

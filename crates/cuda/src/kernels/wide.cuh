@@ -136,7 +136,7 @@ __device__ __forceinline__ void finish(const ProductParams& p, u32 row, u32 toke
         if (GATED) {
             float up = p.bias ? p.bias[p.num_rows + own] : 0.0f;
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) v[j] = activate(p.activation, v[j]) * (ups[half * 2 + j] + up);
+            for (u32 j = 0; j < 2; j++) v[j] = activate_gate(p.activation, v[j], ups[half * 2 + j] + up);
         }
         if (!GATED && p.is_f32) {
 #pragma unroll
