@@ -62,8 +62,7 @@ def main():
     start("frontend", sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port,
           "--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq", "--router-mode", "kv", env=environment)
     for number, (_, grpc) in enumerate(workers, 1):
-        system = {**environment, "DYN_SYSTEM_PORT": str(free_port())}
-        start(f"sidecar{number}", SIDECAR, "--grpc-endpoint", grpc, "--endpoint", "dyn://dynamo.backend.generate", env=system)
+        start(f"sidecar{number}", SIDECAR, "--grpc-endpoint", grpc, "--endpoint", "dyn://dynamo.backend.generate", env=environment)
     url, ends = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
     while True:
         try:
