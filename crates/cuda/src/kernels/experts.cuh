@@ -49,8 +49,8 @@ __device__ __forceinline__ u32 ordered(float x) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// `keys` is the warp's own memory, of MAX_ROUTED values, which only groups need; `routing` is the token's. OF_LANE experts a lane are enough for all. Of two experts with the same
-// key the one with the lower number is taken.
+// `keys` is the warp's own memory, of MAX_ROUTED values, which only groups need; `routing` is the token's. OF_LANE experts a lane
+// are enough for all. Of two experts with the same key the one with the lower number is taken.
 template <u32 OF_LANE>
 __device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys, float* routing) {
     u32 lane = threadIdx.x % 32, slots = p.top_k + p.num_shared;
