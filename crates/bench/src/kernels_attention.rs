@@ -83,11 +83,11 @@ pub struct AttentionFigures {
     pub kv_dtype: KvDtype,
     pub num_seqs: usize,
     pub context: usize,
-    /// Keys and values read a second by a decode.
+    /// Keys and values read per second by a decode.
     pub decode_gb_per_s: f64,
     /// Microseconds of one layer of that decode.
     pub decode_us: f64,
-    /// Products a second of a prompt of as many tokens, where there is one sequence.
+    /// Products per second of a prompt of as many tokens, where there is one sequence.
     pub prompt_gmac_per_s: Option<f64>,
 }
 
@@ -144,8 +144,19 @@ pub(crate) fn measure(
     let keys = |layer| latents.as_ref().map_or_else(|| vec![qkv(layer)], |latents| latents.ops(layer));
     let scale = 1.0 / (head_dim as f32).sqrt();
     let attention = |layer| {
-        let (plan, window, softcap, alibi) = (0, None, None, None);
-        Op::Attention(Attention { layer, plan, window, num_heads, scale, softcap, alibi, query, output })
+        let (plan, window, softcap, alibi, sinks) = (0, None, None, None, None);
+        Op::Attention(Attention {
+            layer,
+            plan,
+            window,
+            num_heads,
+            scale,
+            softcap,
+            alibi,
+            sinks,
+            query,
+            output,
+        })
     };
     let embed = Embed { weight: table, scale: 1.0, output: input };
     let num_layers = spec.layers.len();
@@ -257,7 +268,7 @@ fn step(num_seqs: usize, first: usize, count: usize, block_size: usize, cut: &At
     };
     let sequences: Vec<_> = (0..num_seqs).map(sequence).collect();
     let mut plan = AttentionPlan::default();
-    cut.plan(&sequences, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
+    cut.plan(&sequences, &[], &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
     input.attention.push(plan);
     input
 }

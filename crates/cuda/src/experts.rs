@@ -263,7 +263,7 @@ impl Run<'_> {
             route: found.unwrap_or_default(),
         };
         for part in &weight.parts {
-            let (params, format) = of_part(params, part, rows)?;
+            let (params, format) = of_part(&params, part, rows)?;
             let grid = (tokens * num_slots as u32, params.num_rows.div_ceil(params.block_rows));
             let function = device.kernels.expert_products(format).gated;
             let threads = 32 * EXPERT_WARPS;
@@ -309,7 +309,7 @@ impl Run<'_> {
             route: found.unwrap_or_default(),
         };
         for (number, part) in weight.parts.iter().enumerate() {
-            let (mut params, format) = of_part(params, part, rows)?;
+            let (mut params, format) = of_part(&params, part, rows)?;
             // What the experts of the first part gave is there already.
             params.accumulate |= u32::from(number > 0);
             let grid = (tokens, params.num_rows.div_ceil(LINEAR_ROWS));
@@ -337,7 +337,7 @@ impl Run<'_> {
 
 /// The same for the experts of one part, and their format.
 fn of_part(
-    params: ExpertParams,
+    params: &ExpertParams,
     part: &Part,
     rows: usize,
 ) -> Result<(ExpertParams, WeightFormat), BackendError> {
@@ -350,7 +350,7 @@ fn of_part(
         row_bytes: part.unit_bytes as u64,
         first_expert: (part.first_row / rows) as u32,
         num_experts: (part.rows / rows) as u32,
-        ..params
+        ..*params
     };
     Ok((params, format))
 }

@@ -25,7 +25,8 @@ impl Run<'_> {
         let Some(kv) = &self.device.kv else { return Ok(None) };
         let is_made = self.device.latent_layers.contains(&op.layer)
             && op.num_heads.is_multiple_of(16)
-            && op.alibi.is_none();
+            && op.alibi.is_none()
+            && op.sinks.is_none();
         let dtype = kv.dtype();
         if is_made { self.device.kernels.latent_attention(dtype) } else { Ok(None) }
     }

@@ -52,6 +52,7 @@ mod route;
 mod skinny;
 mod swap;
 mod weights;
+mod wide;
 
 pub use backend::CudaBackend;
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};

@@ -87,6 +87,7 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
         Activation::Gelu => 2,
         Activation::Relu => 3,
         Activation::ReluSquared => 4,
+        Activation::ClampedSwiglu => 5,
     }
 }
 
@@ -268,6 +269,9 @@ impl Run<'_> {
                 softcap: 0.0,
                 activation,
             };
+            if self.device.wide_product(part, &params, None, true)? {
+                return Ok(());
+            }
             let kernel = self.device.kernels.products(part.layout, m).gated;
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
             return unsafe { self.launch_product(&kernel, &params) };
@@ -361,6 +365,7 @@ impl Run<'_> {
             query: self.buffer(op.query, width)?,
             cache: kv.array(op.layer).device.address(),
             slopes: self.vector(op.alibi),
+            sinks: self.vector(op.sinks),
             output: self.buffer(op.output, width)?,
             partials: device.partials.address(),
             partial_lse: device.partials.address() + partial_bytes as u64,

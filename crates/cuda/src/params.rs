@@ -135,6 +135,7 @@ pub(crate) struct SoftcapParams {
     pub(crate) cap: f32,
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ProductParams {
     pub(crate) weight: Address,
@@ -150,6 +151,19 @@ pub(crate) struct ProductParams {
     pub(crate) is_f32: u32,
     pub(crate) softcap: f32,
     pub(crate) activation: u32,
+}
+
+/// Of `wide.cuh`.
+#[repr(C)]
+pub(crate) struct WideProductParams {
+    pub(crate) input: TensorMap,
+    pub(crate) weight: TensorMap,
+    pub(crate) product: ProductParams,
+    pub(crate) input_scales: Address,
+    pub(crate) weight_scales: Address,
+    pub(crate) norm: Address,
+    pub(crate) chunks: u32,
+    pub(crate) eps: f32,
 }
 
 #[repr(C)]
@@ -203,6 +217,7 @@ pub(crate) struct AttentionParams {
     pub(crate) query: Address,
     pub(crate) cache: Address,
     pub(crate) slopes: Address,
+    pub(crate) sinks: Address,
     pub(crate) output: Address,
     pub(crate) partials: Address,
     pub(crate) partial_lse: Address,

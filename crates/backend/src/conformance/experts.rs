@@ -35,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("with a gate of shared ones", Mixture { num_shared: 1, has_shared_gate: true, ..plain }),
         ("with biases", Mixture { has_product_bias: true, ..plain }),
         ("gelu", Mixture { activation: Activation::GeluTanh, ..plain }),
+        ("as of gpt-oss", Mixture { activation: Activation::ClampedSwiglu, has_product_bias: true, ..plain }),
         // Odd sizes: neither whole panels nor whole tiles.
         (
             "of odd sizes",

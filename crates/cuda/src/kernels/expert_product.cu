@@ -138,7 +138,7 @@ KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
             float g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
             if (lane == 0) {
                 if (p.bias) g += p.bias[of_bias], u += p.bias[of_bias + p.num_rows];
-                p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate(p.activation, g) * u);
+                p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate_gate(p.activation, g, u));
             }
             sum[0] = sum[1] = 0.0f;
             at = lane * 8;
