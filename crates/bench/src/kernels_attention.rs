@@ -179,7 +179,7 @@ fn step(num_seqs: usize, first: usize, count: usize, block_size: usize, cut: &At
     };
     let sequences: Vec<_> = (0..num_seqs).map(sequence).collect();
     let mut plan = AttentionPlan::default();
-    cut.plan(&sequences, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
+    cut.plan(&sequences, &[], &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
     input.attention.push(plan);
     input
 }

@@ -329,7 +329,7 @@ impl Device {
         }
         let is_relay = mode == RelayMode::Relay;
         let mut plan = AttentionPlan::default();
-        self.cut(is_relay).plan(&queries, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
+        self.cut(is_relay).plan(&queries, &[], &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
         input.attention.push(plan);
         options.sizes.make_decode(&mut input);
         Some(input)
