@@ -22,6 +22,7 @@ struct Kind {
     window: Option<u32>,
     softcap: Option<f32>,
     alibi: bool,
+    sinks: bool,
     head_norms: bool,
     /// What they are taken over.
     span: NormSpan,
@@ -44,6 +45,7 @@ fn kinds() -> Vec<Kind> {
         window: None,
         softcap: None,
         alibi: false,
+        sinks: false,
         head_norms: false,
         span: NormSpan::Head,
         layer_norms: false,
@@ -71,11 +73,15 @@ fn kinds() -> Vec<Kind> {
         }
         kinds.push(Kind { heads, kv_heads, head_dim, split: 32, max_queries: 5, head_norms: true, ..plain });
         kinds.push(Kind { heads, kv_heads, head_dim, window: Some(21), split: 64, ..plain });
+        kinds.push(Kind { heads, kv_heads, head_dim, sinks: true, ..plain });
+        kinds.push(Kind { heads, kv_heads, head_dim, sinks: true, split: 32, max_queries: 5, ..plain });
         let dtype = KvDtype::F32;
         kinds.push(Kind { heads, kv_heads, head_dim, dtype, split: 32, head_norms: true, ..plain });
     }
     kinds.push(Kind { head_dim: 128, dtype: KvDtype::F32, window: Some(21), softcap: Some(3.0), ..plain });
     kinds.push(Kind { dtype: KvDtype::F32, alibi: true, style: RopeStyle::Interleaved, ..plain });
+    kinds.push(Kind { dtype: KvDtype::F32, sinks: true, window: Some(21), split: 32, ..plain });
+    kinds.push(Kind { dtype: KvDtype::Int8, sinks: true, split: 64, ..plain });
     kinds.push(Kind { head_dim: 128, softcap: Some(3.0), ..plain });
     kinds.push(Kind { head_dim: 128, alibi: true, split: 16, ..plain });
     kinds.push(Kind {
@@ -125,6 +131,7 @@ fn fp8_kinds(plain: Kind) -> Vec<Kind> {
         kinds.push(Kind { split: 32, max_queries: 5, head_norms: true, ..plain });
         kinds.push(Kind { window: Some(21), split: 64, ..plain });
         kinds.push(Kind { softcap: Some(3.0), max_queries: 0, ..plain });
+        kinds.push(Kind { sinks: true, split: 32, ..plain });
         kinds.push(Kind { window: Some(50), max_queries: 0, block_size: 8, ..plain });
     }
     for head_dim in [64, 128, 256] {
@@ -300,7 +307,7 @@ fn steps(kind: &Kind) -> Vec<StepInput> {
 fn name(kind: &Kind) -> String {
     let flag = |is_set: bool, name: &'static str| if is_set { name } else { "" };
     format!(
-        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}",
+        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}{}",
         kind.dtype,
         kind.heads,
         kind.kv_heads,
@@ -311,6 +318,7 @@ fn name(kind: &Kind) -> String {
         kind.window,
         flag(kind.softcap.is_some(), " softcap"),
         flag(kind.alibi, " alibi"),
+        flag(kind.sinks, " sinks"),
         flag(kind.head_norms, " head norms"),
         if kind.span == NormSpan::Head && !kind.layer_norms {
             String::new()
@@ -369,6 +377,9 @@ fn build(kind: &Kind, backend: &mut dyn Backend) -> Result<Built, BackendError> 
     let k_norm = if kind.span == NormSpan::Head { q_norm } else { norm(kind.kv_heads)? };
     let slopes: Vec<f32> = (0..kind.heads).map(|head| 0.5 / (head + 1) as f32).collect();
     let slopes = backend.load_vector(&slopes)?;
+    // From far below all scores to as large as any.
+    let sinks: Vec<f32> = (0..kind.heads).map(|head| head as f32 - 3.0).collect();
+    let sinks = backend.load_vector(&sinks)?;
     let inv_freq = (0..kind.head_dim / 4).map(|i| 0.8_f32.powi(i as i32)).collect();
     let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: kind.style })?;
     backend.create_kv_cache(&spec, NUM_BLOCKS, 0)?;
@@ -399,6 +410,7 @@ fn build(kind: &Kind, backend: &mut dyn Backend) -> Result<Built, BackendError> 
             scale: 1.0 / (kind.head_dim as f32).sqrt() / 4.0,
             softcap: kind.softcap,
             alibi: kind.alibi.then_some(slopes),
+            sinks: kind.sinks.then_some(sinks),
             query,
             output,
         }),
