@@ -3,9 +3,10 @@
 
 use baton_backend::testing::Random;
 use baton_backend::{
-    Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, CutOptions, Embed,
-    KvDtype, KvLayerSpec, KvSpec, LatentKv, Linear, Norm, NormKind, NormSpan, Op, Program, ProgramId, Qkv,
-    RopeSpec, RopeStyle, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor, WeightUse,
+    Attention, AttentionCut, AttentionHeads, AttentionPlan, Backend, BackendError, BufferId, CutOptions,
+    Embed, KvDtype, KvLayerSpec, KvSpec, LatentKv, Linear, Norm, NormKind, NormSpan, Op, Program, ProgramId,
+    Qkv, RopeSpec, RopeStyle, SequenceQueries, SharedPrefixes, StepInput, StepLimits, Tensor, WeightId,
+    WeightUse,
 };
 
 use crate::kernels::{KernelSizes, step_seconds};
@@ -114,14 +115,9 @@ pub(crate) fn measure(
         vocab_size: 1,
     })?;
     let mut random = Random::new(2);
-    let mut load = |backend: &mut dyn Backend, rows: usize, usage: WeightUse| {
-        let values = random.normals(rows * HIDDEN);
-        let tensor = Tensor::from_f32(rows, HIDDEN, &values).expect("as many values as the shape says");
-        backend.load_weight(&[tensor], usage)
-    };
-    let table = load(&mut *backend, 1, WeightUse::Embedding)?;
-    let weight = load(&mut *backend, (num_heads + 2 * num_kv_heads) * head_dim, WeightUse::Linear)?;
-    backend.create_kv_cache(&spec, num_seqs * context.div_ceil(spec.block_size), 0)?;
+    let table = load(&mut *backend, &mut random, 1, WeightUse::Embedding)?;
+    let rows = (num_heads + 2 * num_kv_heads) * head_dim;
+    let weight = load(&mut *backend, &mut random, rows, WeightUse::Linear)?;
     let input = backend.create_buffer(max_tokens, HIDDEN)?;
     let query = backend.create_buffer(max_tokens, num_heads * head_dim)?;
     let output = backend.create_buffer(max_tokens, num_heads * head_dim)?;
@@ -141,40 +137,11 @@ pub(crate) fn measure(
             output: query,
         })
     };
-    // A latent's queries and keys are made one after the other.
-    let mut latents = None;
-    if let Some(rotary) = rotary {
-        let ends = backend.create_buffer(max_tokens, num_heads * 2 * rotary)?;
-        let latent = backend.create_buffer(max_tokens, head_dim)?;
-        let mut linear = |rows: usize, output| {
-            let weight = load(&mut *backend, rows, WeightUse::Linear)?;
-            let linear = Linear { input, norm: None, weight, bias: None, output, accumulate: false };
-            Ok::<_, BackendError>(Op::Linear(linear))
-        };
-        let to_query = linear(num_heads * head_dim, query)?;
-        let to_ends = linear(num_heads * 2 * rotary, ends)?;
-        let to_latent = linear(head_dim, latent)?;
-        let norm = backend.load_vector(&vec![1.0; head_dim - rotary])?;
-        let inv_freq = (0..rotary / 2).map(|i| 0.9_f32.powi(i as i32)).collect();
-        let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.0, style: RopeStyle::Interleaved })?;
-        latents = Some(([to_query, to_ends, to_latent], (latent, ends, norm, rope)));
-    }
-    let keys = |layer| match &latents {
-        None => vec![qkv(layer)],
-        Some((linears, (latent, query_ends, weight, rope))) => {
-            let norm = Norm { kind: NormKind::Rms, weight: *weight, eps: 1e-6 };
-            let own = LatentKv {
-                latent: *latent,
-                norm,
-                query: *query_ends,
-                rope: *rope,
-                num_heads,
-                layer,
-                output: query,
-            };
-            linears.iter().cloned().chain([Op::LatentKv(own)]).collect()
-        }
-    };
+    let latents = rotary
+        .map(|rotary| Latents::new(&mut *backend, &mut random, (case, rotary), max_tokens, [input, query]))
+        .transpose()?;
+    backend.create_kv_cache(&spec, num_seqs * context.div_ceil(spec.block_size), 0)?;
+    let keys = |layer| latents.as_ref().map_or_else(|| vec![qkv(layer)], |latents| latents.ops(layer));
     let scale = 1.0 / (head_dim as f32).sqrt();
     let attention = |layer| {
         let (plan, window, softcap, alibi, sinks) = (0, None, None, None, None);
@@ -227,6 +194,59 @@ pub(crate) fn measure(
         decode_us: decode_s / num_layers as f64 * 1e6,
         prompt_gmac_per_s,
     })
+}
+
+fn load(
+    backend: &mut dyn Backend,
+    random: &mut Random,
+    rows: usize,
+    usage: WeightUse,
+) -> Result<WeightId, BackendError> {
+    let values = random.normals(rows * HIDDEN);
+    let tensor = Tensor::from_f32(rows, HIDDEN, &values).expect("as many values as the shape says");
+    backend.load_weight(&[tensor], usage)
+}
+
+/// What makes queries, and the latents that are their keys.
+struct Latents {
+    linears: [Op; 3],
+    /// For layer 0.
+    keys: LatentKv,
+}
+
+impl Latents {
+    fn new(
+        backend: &mut dyn Backend,
+        random: &mut Random,
+        (case, rotary): (&AttentionCase, usize),
+        max_tokens: usize,
+        [input, query]: [BufferId; 2],
+    ) -> Result<Self, BackendError> {
+        let &AttentionCase { num_heads, head_dim, .. } = case;
+        let ends = backend.create_buffer(max_tokens, num_heads * 2 * rotary)?;
+        let latent = backend.create_buffer(max_tokens, head_dim)?;
+        let mut linear = |rows: usize, output| {
+            let weight = load(backend, random, rows, WeightUse::Linear)?;
+            let linear = Linear { input, norm: None, weight, bias: None, output, accumulate: false };
+            Ok::<_, BackendError>(Op::Linear(linear))
+        };
+        let linears = [
+            linear(num_heads * head_dim, query)?,
+            linear(num_heads * 2 * rotary, ends)?,
+            linear(head_dim, latent)?,
+        ];
+        let weight = backend.load_vector(&vec![1.0; head_dim - rotary])?;
+        let norm = Norm { kind: NormKind::Rms, weight, eps: 1e-6 };
+        let inv_freq = (0..rotary / 2).map(|i| 0.9_f32.powi(i as i32)).collect();
+        let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.0, style: RopeStyle::Interleaved })?;
+        let keys = LatentKv { latent, norm, query: ends, rope, num_heads, layer: 0, output: query };
+        Ok(Self { linears, keys })
+    }
+
+    fn ops(&self, layer: usize) -> Vec<Op> {
+        let keys = Op::LatentKv(LatentKv { layer, ..self.keys });
+        self.linears.iter().cloned().chain([keys]).collect()
+    }
 }
 
 /// Tokens `first..first + count` of some sequences, each with pages of its own.

@@ -482,7 +482,7 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         max_split_queries: 0,
         max_queries_per_item: 32,
     };
-    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
+    plan_relay(&seqs, &[], &shared, &options, &mut input.attention[0]);
     input
 }
 

@@ -119,10 +119,9 @@ pub(crate) fn expert_tensor_shape(
 ) -> (usize, usize) {
     let (width, count, shared) = (experts.intermediate_size, experts.num_experts, experts.num_shared);
     match tensor {
-        T::Router => (count, hidden),
+        T::Router | T::AllDownBiases => (count, hidden),
         T::RouterBias | T::SelectionBias => (1, count),
         T::AllGateBiases | T::AllUpBiases => (count, width),
-        T::AllDownBiases => (count, hidden),
         T::SharedGate => (1, hidden),
         T::Gate(_) | T::Up(_) => (width, hidden),
         T::Down(_) => (hidden, width),

@@ -237,9 +237,8 @@ impl FakeDevice {
         while let Some(at) = number {
             let (prefix, num_accepted) = ends[at];
             self.sample(planned, prefix, num_accepted, view, &mut result);
-            let drawn = planned.samples.first().map(|sample| self.feedback[&sample.seq_id]);
-            number =
-                drawn.filter(|_| planned.num_drafts > 0).and_then(|token_id| planned.child(at, token_id));
+            let drawn = (planned.num_drafts > 0).then(|| self.feedback[&planned.seq_id]);
+            number = drawn.and_then(|token_id| planned.child(at, token_id));
         }
         result
     }

@@ -1,6 +1,6 @@
-// Products of e4m3 weights with up to eight tokens of bf16 and with 17 to 128 tokens of e4m3 where there is wgmma (sm_90a), with a scale for each row of both sides, which
-// multiply the sums at the end. A library divides the columns of such products between few blocks only, so that with few tokens
-// most of the device waits.
+// Products of e4m3 weights with up to eight tokens of bf16 and with 17 to 128 tokens of e4m3 where there is wgmma (sm_90a), with a
+// scale for each row of both sides, which multiply the sums at the end. A library divides the columns of such products between few
+// blocks only, so that with few tokens most of the device waits.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
