@@ -1,5 +1,6 @@
 """Starts two Batons, their sidecars and Dynamo's front end, and shows where repeated prompts go. Called by `run`."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -39,10 +40,18 @@ def baton(number):
     return next(word for word in line.split() if word.startswith("http://")), f"127.0.0.1:{grpc}"
 
 
-def answered(url):
+def metric(url, name):
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
         lines = page.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:request_success_total"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def answered(url):
+    return metric(url, "vllm:request_success_total")
+
+
+def cached(url):
+    return metric(url, "vllm:prefix_cache_hits_total")
 
 
 def chat(url, text):
@@ -72,20 +81,25 @@ def main():
             assert time.monotonic() < ends, f"Dynamo has not become ready; the logs are in {WORK}"
             time.sleep(1)
     time.sleep(5)
-    moved = 0
-    for number in range(6):
-        text = f"Story {number}: " + "the baton is passed from one runner to the next. " * 60
-        homes = []
-        for _ in range(3):
-            before = [answered(one) for one, _ in workers]
+    # All at once, so that both workers have some; each prompt is then asked twice more, alone.
+    texts = [f"Story {number}: " + "the baton is passed from one runner to the next. " * 60 for number in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(lambda text: chat(url, text), texts))
+    time.sleep(5)
+    shares, missed = [answered(one) for one, _ in workers], 0
+    print(f"requests of each worker after {len(texts)} prompts at once: {shares}")
+    for number, text in enumerate(texts):
+        for _ in range(2):
+            before = [(answered(one), cached(one)) for one, _ in workers]
             chat(url, text)
             time.sleep(1)
-            homes.append(next(index for index, (one, _) in enumerate(workers) if answered(one) > before[index]))
-        moved += len(set(homes)) > 1
-        print(f"prompt {number}: workers {[home + 1 for home in homes]}")
-    counts = [answered(one) for one, _ in workers]
-    print(f"requests: {counts}; prompts that changed their worker: {moved} of 6")
-    assert moved == 0 and min(counts) > 0
+            after = [(answered(one), cached(one)) for one, _ in workers]
+            home = next(index for index in range(2) if after[index][0] > before[index][0])
+            found = after[home][1] - before[home][1]
+            missed += found < 400
+            print(f"prompt {number}: worker {home + 1}, {found:.0f} tokens found cached", flush=True)
+    print(f"repeated prompts that did not go to a worker that has them: {missed} of {2 * len(texts)}")
+    assert missed == 0 and min(shares) > 0
 
 
 try:
