@@ -61,6 +61,14 @@ def write(folder, machine, figures, checks=(), files=None):
     (pathlib.Path(folder) / "results.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
+def merge(folder, measured):
+    """Writes single figures over those of the same name; others of their part stay as they were."""
+    before, names = read(folder), {one["name"] for one in measured}
+    parts = {one["part"] for one in measured}
+    kept = [one for one in before["figures"] if one["part"] in parts and one["name"] not in names]
+    write(folder, before["machine"], kept + list(measured))
+
+
 def loss(now, before):
     """The share by which a figure is worse than the same figure before; below 0 where it is better."""
     if not now["value"] or not before["value"]:

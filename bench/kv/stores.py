@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""KV beyond one process, measured: `bench/kv/stores.py BATON MODEL [redis|faults|disk|pd|kills|router ...]`.
+"""KV beyond one process, measured: `bench/kv/stores.py BATON MODEL [redis|faults|disk|pd|kills|router|router_kills|route_kills ...]`.
 
 redis     A computes 4,000 tokens and is killed; B answers the same prompt from Redis. TTFT of both, cached tokens, same text.
 faults    Redis is stopped (SIGSTOP), killed and filled with garbage under load: failed requests, p99 of TTFT.
 disk      kill -9 in the middle of storing, again and again; every answer afterwards is compared.
 pd        Prefill and decode in two processes with a core each: gaps between tokens of running streams while long prompts come,
-          beside one process with both cores; then either side is killed under load.
-kills     The prefill and the decode worker are killed by turns under load; every answer is compared with one process.
+          beside one process with both cores.
+kills     The prefill and the decode worker are killed by turns under load (ROUNDS times each, 20 unless the environment says otherwise);
+          every answer is compared with one process. router_kills and route_kills: through vllm-router, through `baton route`.
 router    vllm-router (PyPI; VLLM_ROUTER names it) in P/D mode in front of a prefill and a decode worker.
-Everything runs on loopback. Needs redis-server.
+Everything runs on loopback. Needs redis-server. RESULTS names a folder of bench/runs whose `results.json` takes the figures.
 """
 
 import json
@@ -24,9 +25,19 @@ import threading
 import time
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import figures  # noqa: E402 - beside this folder
+
 BATON, MODEL = sys.argv[1], sys.argv[2]
 WHAT = sys.argv[3:] or ["redis", "faults", "disk", "pd", "kills"]
+SWAP_SPACE = os.environ.get("SWAP_SPACE", "1GiB")
+FIGURES = []
 ENV = dict(os.environ, BATON_KV_KEY="measured", NO_COLOR="1")
+
+
+def note(part, name, value, unit, lower=False, **more):
+    command = f"bench/kv/stores.py target/release/baton {pathlib.Path(MODEL).name} {sys._getframe(1).f_code.co_name}"
+    FIGURES.append(figures.figure(part, name, value, unit, [command], lower=lower, max_loss=0.2, **more))
 
 
 def free_port():
@@ -36,8 +47,9 @@ def free_port():
 
 
 class Server:
-    def __init__(self, *flags, cores=None):
-        command = [BATON, "serve", MODEL, "--port", "0", "--max-model-len", "8192", "--swap-space", "1GiB", *map(str, flags)]
+    def __init__(self, *flags, cores=None, port=0):
+        command = [BATON, "serve", MODEL, "--port", str(port), "--max-model-len", "8192", "--swap-space", SWAP_SPACE,
+                   "--served-model-name", "baton", *map(str, flags)]
         if cores:
             command = ["taskset", "-c", cores, *command]
         self.process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -56,30 +68,31 @@ class Server:
         page = urllib.request.urlopen(self.url + "/metrics").read().decode()
         return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
 
-    def ask(self, tokens, max_tokens=8, salt="me", gaps=None, timeout=120):
-        """Time to the first token in seconds, cached tokens, token ids."""
-        body = dict(prompt=tokens, max_tokens=max_tokens, temperature=0, ignore_eos=True, stream=True, cache_salt=salt,
-                    return_token_ids=True, stream_options=dict(include_usage=True))
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        start, first, last, cached, ids, is_whole = time.perf_counter(), None, None, 0, [], False
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            for line in answer:
-                is_whole |= line.startswith(b"data: [DONE]")
-                if not line.startswith(b"data: {"):
-                    continue
-                event, now = json.loads(line[6:]), time.perf_counter()
-                if event.get("usage"):
-                    cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
-                for choice in event["choices"]:
-                    if choice.get("token_ids"):
-                        ids += choice["token_ids"]
-                        first = first or now - start
-                        if gaps is not None and last:
-                            gaps.append(now - last)
-                        last = now
-        if not is_whole:
-            raise ConnectionError("the answer was cut off")
-        return first, cached, ids
+    def ask(self, *words, **named):
+        return ask(self.url, *words, **named)
+
+
+def ask(url, tokens, max_tokens=8, salt="me", timeout=120):
+    """Time to the first token in seconds, cached tokens, token ids."""
+    body = dict(model="baton", prompt=tokens, max_tokens=max_tokens, temperature=0, ignore_eos=True, stream=True, cache_salt=salt,
+                return_token_ids=True, stream_options=dict(include_usage=True))
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    start, first, cached, ids, is_whole = time.perf_counter(), None, 0, [], False
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        for line in answer:
+            is_whole |= line.startswith(b"data: [DONE]")
+            if not line.startswith(b"data: {"):
+                continue
+            event, now = json.loads(line[6:]), time.perf_counter()
+            if event.get("usage"):
+                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for choice in event["choices"]:
+                if choice.get("token_ids"):
+                    ids += choice["token_ids"]
+                    first = first or now - start
+    if not is_whole:
+        raise ConnectionError("the answer was cut off")
+    return first, cached, ids
 
 
 class Redis:
@@ -125,11 +138,15 @@ def redis():
     size = other.metric('baton:kv_store_bytes_total{store="redis",kind="fetched"}') / 1e6
     print(f"redis: computed in {computed * 1e3:.0f} ms, from Redis in {fetched * 1e3:.0f} ms: {computed / fetched:.1f} times faster; "
           f"{cached} cached tokens, {size:.0f} MB, same tokens: {same == tokens}, another tenant: {stranger} cached")
+    goal = float(os.environ.get("REDIS_GOAL", 8))
+    note("KV from Redis", f"{pathlib.Path(MODEL).stem}: 4,000 tokens of another process, time to the first token", computed / fetched, "×",
+         others={"computed, ms": round(computed * 1e3), "from Redis, ms": round(fetched * 1e3), "cached tokens": cached, "MB": round(size)},
+         goal=f"≥ {goal:.0f} ×", met=computed / fetched >= goal and cached >= 3900 and same == tokens and stranger == 0)
     other.kill()
     redis.process.kill()
 
 
-def load(server, seconds, errors, times, offset, workers=4, length=300):
+def load(server, seconds, errors, times, offset, workers=4, length=300, gives_up=False):
     end = time.perf_counter() + seconds
 
     def work(index):
@@ -139,6 +156,8 @@ def load(server, seconds, errors, times, offset, workers=4, length=300):
                 times.append(server.ask(prompt(length, offset + index * 1000 + count), 4)[0])
             except Exception as error:  # every failure counts
                 errors.append(repr(error))
+                if gives_up:
+                    return
             count += 1
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(workers)]
@@ -163,7 +182,8 @@ def faults():
         time.sleep(1.5)
         mishap()
         [thread.join() for thread in threads]
-        rows.append(f"  {name}: {len(times)} requests, {len(errors)} failed, p99 TTFT {p99(times) * 1e3:.0f} ms (without Redis {base * 1e3:.0f} ms)")
+        rows.append(f"  {name}: {len(times)} requests, {len(errors)} failed, p99 TTFT {p99(times) * 1e3:.0f} ms "
+                    f"(without Redis {base * 1e3:.0f} ms)")
 
     run("healthy", lambda: None, 100000)
     run("hung (SIGSTOP)", lambda: os.kill(redis.process.pid, 19), 200000)
@@ -194,98 +214,166 @@ def disk(rounds=50):
             wrong += ids != expected[seed]
             hits += cached > 0
         errors, times = [], []
-        load(server, 5, errors, times, 10000 + number * 10000, workers=2, length=200)
+        threads = load(server, 5, errors, times, 10000 + number * 10000, workers=2, length=200, gives_up=True)
         time.sleep(0.05 + 0.01 * number)
         server.kill()
+        [thread.join() for thread in threads]
+        if number % 10 == 9:
+            print(f"  after {number + 1} kills: {wrong} wrong, {hits} with KV from disk", flush=True)
     left = sum(path.name.startswith(".tmp") for path in pathlib.Path(folder).rglob("*"))
     print(f"disk: {rounds} times kill -9 under load, {8 * rounds} answers compared, {wrong} wrong, {hits} with KV from disk, "
           f"{left} unfinished files left by the last kill")
 
 
+def streams(server, prompts=None, length=700):
+    """99th percentile and median of the time between tokens of eight streams, in ms, while a prompt comes each second; how many did."""
+    count, is_over = [0], threading.Event()
+
+    def come():
+        waiting = []
+        while not is_over.wait(1):
+            waiting.append(threading.Thread(target=prompts, args=(count[0],), daemon=True))
+            waiting[-1].start()
+            count[0] += 1
+        [thread.join(60) for thread in waiting]
+
+    coming = threading.Thread(target=come, daemon=True)
+    if prompts:
+        coming.start()
+    result = pathlib.Path(tempfile.mkdtemp()) / "result.json"
+    subprocess.run([BATON, "bench", "serve", "--base-url", server.url, "--model", "baton", "--dataset-name", "random",
+                    "--input-len", "32", "--output-len", str(length), "--num-prompts", "8", "--ignore-eos",
+                    "--percentile-metrics", "itl", "--metric-percentiles", "50,99", "--save-result", "--result-filename", result],
+                   check=True, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    is_over.set()
+    if prompts:
+        coming.join()
+    row = json.loads(result.read_text())
+    return row["p99_itl_ms"], row["median_itl_ms"], count[0]
+
+
+def compare(name, server, prompts):
+    before, during = streams(server), streams(server, prompts)
+    print(f"{name}: p99 between tokens {before[0]:.1f} ms (median {before[1]:.1f}), with {during[2]} prompts of 4,000 tokens, one each "
+          f"second, {during[0]:.1f} ms (median {during[1]:.1f}): {(during[0] / before[0] - 1) * 100:+.0f} %", flush=True)
+    return {"p99 before, ms": round(before[0], 1), "p99 during, ms": round(during[0], 1), "prompts": during[2]}
+
+
 def pd():
-    port = free_port()
-
-    def streams(server, seconds, prompts_to=None):
-        gaps, end = [], time.perf_counter() + seconds
-        threads = [threading.Thread(target=lambda index=index: [server.ask(prompt(32, 500 + index), 200, gaps=gaps)
-                                                               for _ in iter(lambda: time.perf_counter() < end, False)])
-                   for index in range(8)]
-        [thread.start() for thread in threads]
-        number = 0
-        while prompts_to and time.perf_counter() < end:
-            threading.Thread(target=lambda n=number: prompts_to(prompt(4000, 9000 + n)), daemon=True).start()
-            number += 1
-            time.sleep(1)
-        [thread.join() for thread in threads]
-        return p99(gaps) * 1e3
-
     one = Server("--threads", 2)
-    before = streams(one, 8)
-    during = streams(one, 10, lambda tokens: one.ask(tokens, 1))
-    print(f"one process: p99 between tokens {before:.1f} ms, with a 4k prompt each second {during:.1f} ms (+{(during / before - 1) * 100:.0f} %)")
+    part, name = "prefill and decode apart", "p99 between tokens of 8 streams while a 4k prompt comes each second"
+    undivided = compare("one process, both cores", one, lambda number: one.ask(prompt(4000, 9000 + number), 1))
     one.kill()
-    prefill = Server("--kv-role", "prefill", "--kv-transfer-port", port, "--threads", 1, cores="0")
-    decode = Server("--kv-role", "decode", "--kv-prefill-workers", f"127.0.0.1:{port}", "--threads", 1, cores="1")
-    before = streams(decode, 8)
-    during = streams(decode, 10, lambda tokens: decode.ask(tokens, 1))
-    print(f"prefill and decode: p99 between tokens {before:.1f} ms, with a 4k prompt each second {during:.1f} ms "
-          f"(+{(during / before - 1) * 100:.0f} %)")
-    # One core cannot compute such a prompt each second. What a faster one would hand over is computed before.
-    decode.kill()
+    # One core cannot compute such a prompt each second. So that KV really moves, that of some prompts is computed before, and the
+    # decode worker forgets what it had; the prefill worker goes on computing other prompts all the time.
+    port = free_port()
+    prefill = Server("--kv-role", "prefill", "--kv-transfer-port", port, "--threads", 1, "--kv-transfer-size", "1GiB",
+                     "--kv-transfer-keep", 3600)
     ready = [prompt(4000, 7000 + number) for number in range(3)]
-    os.system(f"taskset -apc 0,1 {prefill.process.pid} > /dev/null")
     for tokens in ready:
         prefill.ask(tokens, 1)
     os.system(f"taskset -apc 0 {prefill.process.pid} > /dev/null")
     decode = Server("--kv-role", "decode", "--kv-prefill-workers", f"127.0.0.1:{port}", "--threads", 1, cores="1")
-    before, count = streams(decode, 6), iter(range(1000))
+    times, is_over = [], threading.Event()
 
-    def fetch(_):
+    def fetch(number):
         urllib.request.urlopen(urllib.request.Request(decode.url + "/reset_prefix_cache", b"", method="POST")).close()
-        decode.ask(ready[next(count) % len(ready)], 1)
+        first, cached, _ = decode.ask(ready[number % len(ready)], 1)
+        times.append((first, cached))
 
-    during = streams(decode, 10, fetch)
+    def busy():
+        number = 0
+        while not is_over.is_set():
+            prefill.ask(prompt(2000, 20000 + number), 1, salt=str(number))
+            number += 1
+
+    apart = compare("prefill and decode on a core each, KV handed over", decode, fetch)
     moved = decode.metric('baton:kv_store_bytes_total{store="peer",kind="fetched"}') / 1e6
-    print(f"  and with 4,000 tokens of KV handed over each second {during:.1f} ms instead of {before:.1f} ms "
-          f"(+{(during / before - 1) * 100:.0f} %); {moved:.0f} MB moved")
+    firsts = sorted(first for first, _ in times)
+    print(f"  {moved:.0f} MB moved; the prompts' own first tokens: median {firsts[len(firsts) // 2] * 1e3:.0f} ms, "
+          f"{sum(cached >= 3900 for _, cached in times)} of {len(times)} with 3,900 or more cached tokens", flush=True)
+    threading.Thread(target=busy, daemon=True).start()
+    computing = compare("  and while the prefill worker computes others", decode, fetch)
+    rows = {"one process, both cores": undivided, "a core each, KV handed over": apart, "the same, prefill at work": computing}
+    for title, row in rows.items():
+        more = (row["p99 during, ms"] / row["p99 before, ms"] - 1) * 100
+        goal = {} if row is undivided else {"goal": "< 20 %", "met": more < 20}
+        note(part, f"{name}: {title}", more, "%", lower=True, others=row, **goal)
+    is_over.set()
     prefill.kill()
     decode.kill()
 
 
-def pair(port=None):
-    port = port or free_port()
-    prefill = lambda: Server("--kv-role", "prefill", "--kv-transfer-port", port, "--dtype", "float32")
-    decode = lambda: Server("--kv-role", "decode", "--kv-prefill-workers", f"127.0.0.1:{port}", "--dtype", "float32")
+def pair():
+    """What starts a prefill worker, and what a decode worker, on ports that stay the same."""
+    transfer, one, two = free_port(), free_port(), free_port()
+    prefill = lambda: Server("--kv-role", "prefill", "--kv-transfer-port", transfer, "--dtype", "float32", port=one)
+    decode = lambda: Server("--kv-role", "decode", "--kv-prefill-workers", f"127.0.0.1:{transfer}", "--dtype", "float32", port=two)
     return prefill, decode
 
 
-def kills(rounds=int(os.environ.get("ROUNDS", 20))):
+def wait_until_healthy(url):
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(url + "/health", timeout=1)
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def vllm_router(prefill, decode):
+    port = free_port()
+    process = subprocess.Popen([os.environ.get("VLLM_ROUTER", "vllm-router"), "--host", "127.0.0.1", "--port", str(port),
+                                "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", prefill, "--decode", decode,
+                                "--policy", "round_robin", "--prometheus-port", str(free_port()), "--health-check-interval-secs", "1",
+                                "--worker-startup-check-interval", "1"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until_healthy(f"http://127.0.0.1:{port}")
+    return process, f"http://127.0.0.1:{port}"
+
+
+def baton_route(prefill, decode):
+    port = free_port()
+    process = subprocess.Popen([BATON, "route", "--port", str(port), "--health-interval", "0.5", "--prefill", prefill, "--decode", decode],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until_healthy(f"http://127.0.0.1:{port}")
+    return process, f"http://127.0.0.1:{port}"
+
+
+def kills(name="the decode worker asked", router=None, rounds=2 * int(os.environ.get("ROUNDS", 20))):
+    """Requests go to the decode worker, or through a router. Either side is killed `ROUNDS` times."""
+    seeds = range(4)
     reference = Server("--dtype", "float32")
-    expected = {seed: reference.ask(prompt(400, seed))[2] for seed in range(6)}
+    expected = {seed: reference.ask(prompt(400, seed))[2] for seed in seeds}
     reference.kill()
     start_prefill, start_decode = pair()
     prefill, decode = start_prefill(), start_decode()
-    wrong, hung, failed, taken_over, lock = [0], [0], [0], [0], threading.Lock()
+    process, url = router(prefill.url, decode.url) if router else (None, decode.url)
+    names = ["answers", "wrong", "hung", "lost with prefill", "lost with decode", "failed after", "taken over"]
+    counts, lock = dict.fromkeys(names, 0), threading.Lock()
 
-    def check(server, counted):
-        for seed in range(6):
+    def count(name, by=1):
+        with lock:
+            counts[name] += by
+
+    def check(lost_as):
+        for seed in seeds:
             try:
-                _, cached, ids = server.ask(prompt(400, seed), salt=f"{time.perf_counter()}", timeout=60)
-                with lock:
-                    wrong[0] += ids != expected[seed]
-                    taken_over[0] += cached > 0
+                _, cached, ids = ask(url, prompt(400, seed), salt=f"{time.perf_counter()}", timeout=60)
+                count("answers")
+                count("wrong", ids != expected[seed])
+                count("taken over", cached > 0)
             except TimeoutError:
-                hung[0] += 1
+                count("hung")
             except Exception:
-                failed[0] += counted
+                count(lost_as)
 
     for number in range(rounds):
-        # The prefill worker goes while prompts come: none fails. When the decode worker goes, its own requests do.
-        kill_prefill = number % 2 == 0
-        threads = [threading.Thread(target=check, args=(decode, kill_prefill)) for _ in range(2)]
+        is_prefill = number % 2 == 0
+        threads = [threading.Thread(target=check, args=("lost with prefill" if is_prefill else "lost with decode",)) for _ in range(2)]
         [thread.start() for thread in threads]
-        time.sleep(0.1 + 0.05 * number)
-        if kill_prefill:
+        time.sleep(0.05 + 0.01 * (number % 40))
+        if is_prefill:
             prefill.kill()
             [thread.join() for thread in threads]
             prefill = start_prefill()
@@ -293,34 +381,41 @@ def kills(rounds=int(os.environ.get("ROUNDS", 20))):
             decode.kill()
             [thread.join() for thread in threads]
             decode = start_decode()
-        check(decode, True)
+        # A router may need a while to see that a worker is back.
+        for _ in range(120):
+            try:
+                ask(url, prompt(40, 1), timeout=60)
+                break
+            except Exception:
+                time.sleep(0.5)
+        check("failed after")
+        if number % 10 == 9:
+            print(f"  after {number + 1} kills: {counts}", flush=True)
     time.sleep(1)
-    print(f"kills: {rounds} kills of either side under load: {wrong[0]} wrong answers, {failed[0]} failed although their worker lived, "
-          f"{hung[0]} hung, {taken_over[0]} with KV of the other; KV blocks in use at the end: prefill {prefill.metric('baton:kv_blocks_used'):.0f}, "
-          f"decode {decode.metric('baton:kv_blocks_used'):.0f}")
-    prefill.kill()
-    decode.kill()
+    print(f"kills, {name}: {rounds // 2} of either side under load: {counts}; KV blocks in use at the end: prefill "
+          f"{prefill.metric('baton:kv_blocks_used'):.0f}, decode {decode.metric('baton:kv_blocks_used'):.0f}", flush=True)
+    [server.kill() for server in (prefill, decode)]
+    if process:
+        process.kill()
+
+
+def router_kills():
+    kills("through vllm-router", vllm_router)
+
+
+def route_kills():
+    kills("through baton route", baton_route)
 
 
 def router():
     start_prefill, start_decode = pair()
-    prefill, decode, port = start_prefill(), start_decode(), free_port()
-    process = subprocess.Popen([os.environ.get("VLLM_ROUTER", "vllm-router"), "--host", "127.0.0.1", "--port", str(port),
-                                "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", prefill.url, "--decode", decode.url,
-                                "--policy", "round_robin", "--prometheus-port", str(free_port())],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url, same, cached = f"http://127.0.0.1:{port}", 0, 0
-    for _ in range(200):
-        try:
-            urllib.request.urlopen(url + "/health", timeout=1)
-            break
-        except OSError:
-            time.sleep(0.1)
+    prefill, decode = start_prefill(), start_decode()
+    process, url = vllm_router(prefill.url, decode.url)
+    same = cached = 0
     reference = Server("--dtype", "float32")
     for number in range(6):
         text = f"Story {number}: " + "the baton is passed from one runner to the next. " * 30
-        body = dict(model="any", prompt=text, max_tokens=16, temperature=0)
-        body["model"] = json.load(urllib.request.urlopen(decode.url + "/v1/models"))["data"][0]["id"]
+        body = dict(model="baton", prompt=text, max_tokens=16, temperature=0)
 
         def ask(base):
             request = urllib.request.Request(base + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -336,3 +431,5 @@ def router():
 
 for name in WHAT:
     globals()[name]()
+if os.environ.get("RESULTS"):
+    figures.merge(os.environ["RESULTS"], FIGURES)

@@ -21,7 +21,9 @@ import anthropic
 import gguf
 import huggingface_hub
 import openai
+import pytest
 import requests
+import transformers
 
 BINARY, MODEL = os.environ["BATON_BIN"], os.environ["BATON_TEST_MODEL"]
 MAX_MODEL_LEN = 8192
@@ -119,7 +121,6 @@ class ModelConfig:
 def get_tokenizer(*_, **__):
     """The model's tokenizer as Hugging Face's library has it."""
     import tokenizers
-    import transformers
 
     fields = gguf.GGUFReader(MODEL).fields
     vocabulary = {text: at for at, text in enumerate(fields["tokenizer.ggml.tokens"].contents())}
@@ -177,10 +178,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 huggingface_hub.snapshot_download = lambda **_: "none"
+transformers.AutoTokenizer.from_pretrained = staticmethod(get_tokenizer)
+
+
+@pytest.fixture
+def local_asset_server():
+    """Serves pictures, which no test of text needs."""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Adapters are another matter."""
-    adapters = [item for item in items if "lora" in item.name.lower()]
-    config.hook.pytest_deselected(items=adapters)
-    items[:] = [item for item in items if item not in adapters]
+    """Adapters and pictures are another matter."""
+    others = [item for item in items if "lora" in item.name.lower() or "multimodal" in item.name]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]

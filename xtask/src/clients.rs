@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::{root, run};
 
-const PYTHON_PACKAGES: [&str; 8] = [
+const PYTHON_PACKAGES: [&str; 9] = [
     "openai==3.49.0",
     "anthropic==2.8.0",
     "ollama==0.6.3",
@@ -20,6 +20,7 @@ const PYTHON_PACKAGES: [&str; 8] = [
     "msgspec==0.22.0",
     "smg==1.13.0",
     "vllm-router==0.1.16",
+    "kubernetes-validate==1.37.0",
 ];
 const NODE_PACKAGE: &str = "openai@7.53.0";
 const PYTHON_SCRIPTS: [&str; 4] = ["openai_sdk.py", "anthropic_sdk.py", "ollama_client.py", "contract.py"];
@@ -34,6 +35,7 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let python = python(&folder)?;
     node_modules(&folder)?;
+    manifests(&folder)?;
     let server = Server::start(binary, model)?;
     for script in PYTHON_SCRIPTS {
         println!("$ {script}");
@@ -47,6 +49,16 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
     std::fs::copy(scripts().join(NODE_SCRIPT), &script)?;
     println!("$ {NODE_SCRIPT}");
     server.run(Command::new("node").arg(&script))
+}
+
+/// The manifests of `packaging/kubernetes` against Kubernetes' own schemas: no unknown field, no wrong type.
+fn manifests(folder: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    for file in std::fs::read_dir(root().join("packaging/kubernetes"))? {
+        files.push(file?.path());
+    }
+    anyhow::ensure!(!files.is_empty(), "there are no manifests");
+    run(Command::new(folder.join("venv/bin/kubernetes-validate")).arg("--strict").args(files))
 }
 
 fn scripts() -> PathBuf {

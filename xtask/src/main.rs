@@ -180,6 +180,10 @@ fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {
             command.env_remove(&name);
         }
     }
+    // Nobody builds twice in CI: what incremental builds keep would only cost time and disk.
+    if std::env::var_os("CI").is_some() && std::env::var_os("CARGO_INCREMENTAL").is_none() {
+        command.env("CARGO_INCREMENTAL", "0");
+    }
     run(command.args(arguments).envs(environment.iter().copied()).current_dir(root()))
 }
 

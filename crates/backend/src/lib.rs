@@ -33,9 +33,9 @@ mod tensor;
 pub mod testing;
 
 pub use attention_plan::{
-    AttentionCut, AttentionHeads, AttentionTuning, CutOptions, MAX_SPLIT_QUERIES, PlannerOptions,
-    SequenceQueries, ShareOptions, SharedPrefixes, Sharing, choose_split, first_key, plan_attention,
-    plan_relay,
+    AttentionCut, AttentionHeads, AttentionTuning, BranchQueries, CutOptions, MAX_SPLIT_QUERIES,
+    PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, Sharing, choose_split, first_key,
+    plan_attention, plan_relay,
 };
 pub use baton_core::TokenCount;
 pub use expert_ops::{ExpertGated, ExpertLinear, GroupScore, Route, RouteGroups, RouteScores};

@@ -26,7 +26,7 @@ handle! {
     WeightId
 }
 handle! {
-    /// A vector of f32: norm weights, biases, ALiBi slopes.
+    /// A vector of f32: norm weights, biases, ALiBi slopes, attention sinks.
     VectorId
 }
 handle! {
@@ -169,6 +169,20 @@ pub enum Activation {
     Relu,
     /// Nemotron.
     ReluSquared,
+    /// gpt-oss, of a gate and what it lets through only: `gate · sigmoid(1.702 · gate) · (up + 1)`, where gate is at most 7 and up is
+    /// within 7 of 0.
+    ClampedSwiglu,
+}
+
+impl Activation {
+    /// Of [`Activation::ClampedSwiglu`].
+    pub const SWIGLU_ALPHA: f32 = 1.702;
+    pub const SWIGLU_LIMIT: f32 = 7.0;
+
+    /// It is a function of a gate and of what the gate lets through, and of nothing less.
+    pub fn needs_gate(self) -> bool {
+        self == Self::ClampedSwiglu
+    }
 }
 
 /// What the norms of q and k are taken over.
@@ -228,7 +242,8 @@ pub struct Linear {
     pub accumulate: bool,
 }
 
-/// `output = activation(gate) * up`, where `[gate; up] = weight · norm(input) + bias`.
+/// `output = activation(gate) * up`, where `[gate; up] = weight · norm(input) + bias`; see [`Activation::ClampedSwiglu`] for the one that
+/// is a function of both.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatedLinear {
     pub input: BufferId, // [tokens, hidden]
@@ -282,6 +297,8 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// One slope per head: adds `slope · (k − q)` to the scores.
     pub alibi: Option<VectorId>,
+    /// One score per head of a key that every query sees and whose value is nothing: it takes its part of the softmax.
+    pub sinks: Option<VectorId>,
     pub query: BufferId,  // [tokens, heads * head_dim]
     pub output: BufferId, // [tokens, heads * head_dim]
 }

@@ -15,7 +15,7 @@ pub struct RampUp {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrivals {
-    /// Requests a second; infinite sends everything at once.
+    /// Requests per second; infinite sends everything at once.
     pub request_rate: f64,
     /// 1 is a Poisson process; less comes in bursts, more comes evenly, infinite is a metronome.
     pub burstiness: f64,

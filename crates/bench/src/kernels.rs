@@ -134,9 +134,9 @@ const RUNS: usize = 5;
 pub struct KernelFigures {
     pub format: WeightFormat,
     pub shape: &'static str,
-    /// Packed weights read a second by a step of one row.
+    /// Packed weights read per second by a step of one row.
     pub decode_gb_per_s: f64,
-    /// Products a second, for each of [`KernelSizes::rows`].
+    /// Products per second, for each of [`KernelSizes::rows`].
     pub gmac_per_s: Vec<f64>,
     /// The same by the device's library.
     pub library_gmac_per_s: Option<Vec<f64>>,

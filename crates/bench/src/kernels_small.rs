@@ -26,7 +26,7 @@ pub struct SmallFigures {
     pub op: &'static str,
     pub size: String,
     pub us: f64,
-    /// Read and written a second; of swaps only what goes over the bus.
+    /// Read and written per second; of swaps only what goes over the bus.
     pub gb_per_s: f64,
     /// It is limited by the device's memory, and not by the bus.
     pub is_memory: bool,

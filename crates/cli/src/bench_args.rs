@@ -30,19 +30,19 @@ const COMMON_VOCABULARY: usize = 10_000;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Time of one batch from prompt to last token, in this process
+    /// Latency of one batch from prompt to last token, in this process
     Latency(Box<LatencyArgs>),
-    /// Speed on a whole workload, in this process
+    /// Throughput on a whole workload, in this process
     Throughput(Box<ThroughputArgs>),
-    /// Latencies and speed of a server over HTTP: Baton or any other with OpenAI's API
+    /// Latency and throughput of a server over HTTP: Baton or any other with OpenAI's API
     Serve(Box<BenchServeArgs>),
     /// Many badly behaved clients at once: does the server stay healthy and lose nothing?
     Soak(Box<SoakArgs>),
-    /// Time from the start of a server to its being ready
+    /// Time from starting a server until it is ready
     Startup(Box<StartupArgs>),
-    /// Products of a device for each weight format, and the speed of memory
+    /// Speed of the device's kernels for each weight format, and of its memory
     Kernels(Box<KernelsArgs>),
-    /// Relay attention and what it is worth: shared prefixes read once, against cached ones and none
+    /// What relay attention is worth: shared prefixes read once, only cached, or neither
     Relay(Box<RelayArgs>),
     /// Turn result files into a page with charts, and a picture
     Report(ReportArgs),
@@ -52,22 +52,22 @@ pub enum BenchCommand {
 pub struct LatencyArgs {
     /// File, directory or name; without one, the default model
     pub model: Option<String>,
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub input_len: usize,
-    /// Tokens of each answer
+    /// Tokens per answer
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub output_len: usize,
-    /// Prompts of a batch
+    /// Prompts per batch
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub batch_size: usize,
-    /// Batches that are not counted
+    /// Warm-up batches, which are not measured
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub num_iters_warmup: usize,
-    /// Batches that are
+    /// Batches that are measured
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub num_iters: usize,
-    /// Continuations of each prompt
+    /// Continuations per prompt
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
     #[command(flatten)]
@@ -96,10 +96,10 @@ pub struct ThroughputArgs {
 pub struct StartupArgs {
     /// File, directory or name; without one, the default model
     pub model: Option<String>,
-    /// Starts with the model's file out of the system's cache, and without kernels of earlier ones
+    /// Cold starts: the model's file not in the page cache, and no kernels of earlier starts
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_iters_cold: usize,
-    /// Starts with all of it there
+    /// Warm starts
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub num_iters_warm: usize,
     #[command(flatten)]
@@ -160,7 +160,7 @@ pub struct BenchServeArgs {
     pub result: ResultArgs,
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Start of all random numbers
+    /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
@@ -210,15 +210,15 @@ impl AddressArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {
-    /// Which API is spoken; without it, what --endpoint says
+    /// Which API to use [default: what --endpoint implies]
     #[arg(long, value_name = "API", alias = "endpoint-type")]
     pub backend: Option<BackendArg>,
     #[command(flatten)]
     pub address: AddressArgs,
-    /// Route of the requests; without it, that of the API
+    /// Route of the requests [default: the API's]
     #[arg(long, value_name = "PATH")]
     pub endpoint: Option<String>,
-    /// Name of the model; without it, the first that the server lists
+    /// Name of the model [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
     /// Model whose tokenizer counts the tokens of texts: a file, a directory or a name
@@ -227,7 +227,7 @@ pub struct TargetArgs {
     /// More fields of every request, as a JSON object
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub extra_body: Option<Map<String, Value>>,
-    /// Send made-up prompts as words, for servers that take no token ids
+    /// Send synthetic prompts as text, for servers that do not accept token ids
     #[arg(long)]
     pub text_prompts: bool,
     /// How long to wait for the server to come up
@@ -244,7 +244,7 @@ pub struct TrafficArgs {
     /// 1 is a Poisson process; less comes in bursts, more comes evenly
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub burstiness: f64,
-    /// The most requests under way at a time
+    /// The most requests in flight
     #[arg(long, value_name = "N")]
     pub max_concurrency: Option<usize>,
     /// A rate that grows over the run
@@ -257,7 +257,7 @@ pub struct TrafficArgs {
     /// Requests before the run that are not counted
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub num_warmups: usize,
-    /// Answers have their full length
+    /// Generate the full length of every answer
     #[arg(long)]
     pub ignore_eos: bool,
 }
@@ -283,7 +283,7 @@ pub struct ResultArgs {
     /// Write the result to a file in --result-dir
     #[arg(long)]
     pub save_result: bool,
-    /// With everything that was measured of each request
+    /// Include every measurement of each request in the result
     #[arg(long)]
     pub save_detailed: bool,
     #[arg(long, value_name = "DIR")]
@@ -293,7 +293,7 @@ pub struct ResultArgs {
     /// Name of this series in reports
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
-    /// Noted in the result (repeatable)
+    /// Key and value to store with the result (repeatable)
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_pair)]
     pub metadata: Vec<(String, String)>,
 }
@@ -328,23 +328,23 @@ pub struct DatasetArgs {
     /// Keep the order of the file
     #[arg(long)]
     pub disable_shuffle: bool,
-    /// Tokens of a prompt, for random and prefix_repetition
+    /// Tokens per prompt, for random and prefix_repetition
     #[arg(long, value_name = "N")]
     pub input_len: Option<usize>,
-    /// Tokens of an answer, for all but trace
+    /// Tokens per answer, for all but trace
     #[arg(long, value_name = "N", alias = "sharegpt-output-len", alias = "custom-output-len")]
     pub output_len: Option<usize>,
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub random_input_len: usize,
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub random_output_len: usize,
-    /// Lengths vary evenly by this share
+    /// Lengths vary uniformly by up to this share
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub random_range_ratio: f64,
     /// Tokens that all prompts begin with, added to the input length
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub random_prefix_len: usize,
-    /// Made-up tokens have ids below this
+    /// Synthetic prompts use token ids below this
     #[arg(long, value_name = "N")]
     pub random_vocab_size: Option<usize>,
     #[arg(long, value_name = "N", default_value_t = 256)]
@@ -361,7 +361,7 @@ pub struct DatasetArgs {
     /// Make the prompts and answers of a trace shorter: 0.1 is a tenth
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     pub trace_length_scale: f64,
-    /// Tokens of a block that a trace names by hash
+    /// Tokens per hashed block in the trace
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub trace_block_size: usize,
     /// Send a trace's requests at --request-rate instead of at its own times

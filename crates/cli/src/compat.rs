@@ -13,6 +13,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::errors::hinted;
 
+mod flags;
+use flags::FLAGS;
+
 /// What happens to a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
@@ -20,137 +23,94 @@ enum Effect {
     Quiet,
     /// Taken, and this is said.
     Note(&'static str),
-    /// Taken where its value asks for nothing (0, 1, none, auto, false), else refused with this.
+    /// Taken where its value asks for nothing ([`asks_nothing`]), else refused with this.
     Only(&'static str),
+    /// The same for what is counted from 1, as devices are.
+    Single(&'static str),
     /// Refused with this, and with what to do instead.
     Refuse(&'static str, &'static str),
 }
 
-use Effect::{Note, Only, Quiet, Refuse};
+/// What follows a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arity {
+    Switch,
+    Value,
+    /// One or more words, up to the next flag.
+    Values,
+}
 
-/// A flag, whether it has a value of its own, and what happens.
-const FLAGS: &[(&str, bool, Effect)] = &[
-    // vLLM
-    (
-        "tensor-parallel-size",
-        true,
-        Only("Baton runs on one device: start one server per GPU behind `baton route`"),
-    ),
-    (
-        "pipeline-parallel-size",
-        true,
-        Only("Baton runs on one device: start one server per GPU behind `baton route`"),
-    ),
-    ("data-parallel-size", true, Only("start one server per GPU behind `baton route`")),
-    ("expert-parallel-size", true, Only("Baton runs on one device, which holds all experts")),
-    (
-        "enable-expert-parallel",
-        false,
-        Refuse("Baton runs on one device, which holds all experts", "leave the flag out"),
-    ),
-    ("distributed-executor-backend", true, Note("there is one process, which needs no executor")),
-    ("worker-use-ray", false, Note("there is one process, which needs no executor")),
-    ("disable-custom-all-reduce", false, Quiet),
-    ("trust-remote-code", false, Note("no code of a model is ever run")),
-    ("enable-chunked-prefill", false, Quiet),
-    (
-        "no-enable-chunked-prefill",
-        false,
-        Note(
-            "prompts longer than a step are always cut into chunks; --max-num-batched-tokens sets their size",
-        ),
-    ),
-    ("max-num-partial-prefills", true, Note("prompts share a step as they come")),
-    ("long-prefill-token-threshold", true, Note("prompts share a step as they come")),
-    ("num-scheduler-steps", true, Note("steps overlap by themselves")),
-    ("async-scheduling", false, Quiet),
-    ("no-async-scheduling", false, Note("steps overlap by themselves")),
-    ("disable-async-output-proc", false, Note("outputs are always handled beside the steps")),
-    ("disable-log-requests", false, Quiet),
-    ("no-enable-log-requests", false, Quiet),
-    ("enable-log-requests", false, Note("every request is logged at --log-level debug")),
-    ("max-log-len", true, Quiet),
-    ("disable-log-stats", false, Quiet),
-    ("uvicorn-log-level", true, Note("use --log-level")),
-    ("disable-uvicorn-access-log", false, Quiet),
-    ("disable-frontend-multiprocessing", false, Quiet),
-    ("api-server-count", true, Quiet),
-    ("enable-server-load-tracking", false, Quiet),
-    ("enable-tokenizer-info-endpoint", false, Quiet),
-    ("enable-prompt-tokens-details", false, Quiet),
-    ("enable-force-include-usage", false, Note("ask for usage with stream_options")),
-    ("tokenizer-mode", true, Quiet),
-    ("tokenizer-revision", true, Note("use --revision")),
-    ("code-revision", true, Note("no code of a model is ever run")),
-    ("skip-tokenizer-init", false, Note("prompts may be token ids anyway")),
-    ("tokenizer-pool-size", true, Quiet),
-    ("max-seq-len-to-capture", true, Note("recorded graphs cover every length")),
-    ("cuda-graph-sizes", true, Note("graphs are recorded for every size that is used")),
-    ("compilation-config", true, Note("kernels are compiled at start and kept")),
-    ("use-v2-block-manager", false, Quiet),
-    ("guided-decoding-backend", true, Note("there is one grammar engine")),
-    ("structured-outputs-config", true, Note("there is one grammar engine")),
-    ("structured-outputs-config.backend", true, Note("there is one grammar engine")),
-    ("response-role", true, Note("the role of answers is assistant")),
-    ("chat-template-content-format", true, Quiet),
-    ("trust-request-chat-template", false, Note("requests cannot bring templates")),
-    ("config-format", true, Quiet),
-    ("download-dir", true, Note("models are kept in $HF_HOME or $BATON_HOME")),
-    ("cpu-offload-gb", true, Only("weights are not split between devices: take a smaller quantisation")),
-    ("enable-lora", false, Refuse("adapters are not supported", "merge the adapter into the model")),
-    ("lora-modules", true, Refuse("adapters are not supported", "merge the adapter into the model")),
-    ("speculative-model", true, Refuse("the flag is an old one", "use --speculative-config")),
-    ("num-speculative-tokens", true, Refuse("the flag is an old one", "use --speculative-config")),
-    (
-        "kv-transfer-config",
-        true,
-        Refuse("its parts are flags of their own", "use --kv-role, --kv-store and --kv-disk-path"),
-    ),
-    ("limit-mm-per-prompt", true, Note("models take text only")),
-    ("mm-processor-kwargs", true, Note("models take text only")),
-    ("task", true, Note("every model generates and embeds")),
-    ("runner", true, Note("every model generates and embeds")),
-    ("convert", true, Note("every model generates and embeds")),
-    ("hf-overrides", true, Refuse("configurations are read as they are", "edit a copy of config.json")),
-    ("rope-scaling", true, Refuse("configurations are read as they are", "edit a copy of config.json")),
-    ("rope-theta", true, Refuse("configurations are read as they are", "edit a copy of config.json")),
-    ("middleware", true, Refuse("the server runs no code of others", "put a proxy before it")),
-    ("profile", false, Note("`baton serve --profile FILE` writes a trace of the step loop")),
-    ("profile-result-dir", true, Note("`baton serve --profile FILE` writes a trace of the step loop")),
-    // llama.cpp
-    ("n-gpu-layers", true, Note("all layers run on one device; --device chooses it")),
-    ("gpu-layers", true, Note("all layers run on one device; --device chooses it")),
-    ("flash-attn", true, Quiet),
-    ("cont-batching", false, Quiet),
-    ("no-mmap", false, Note("files are mapped and then copied to the device")),
-    ("mlock", false, Note("weights are copied into memory of the process")),
-    ("ubatch-size", true, Note("use --max-num-batched-tokens")),
-    ("main-gpu", true, Note("use --device cuda:N")),
-    ("split-mode", true, Quiet),
-    ("tensor-split", true, Only("Baton runs on one device")),
-    ("numa", true, Quiet),
-    ("jinja", false, Quiet),
-    ("no-webui", false, Note("use --disable-console")),
-    ("slots", false, Quiet),
-    ("props", false, Quiet),
-    ("metrics", false, Quiet),
-    ("keep-alive", true, Quiet),
-];
+use Effect::{Note, Only, Quiet, Refuse, Single};
 
 /// Short flags of several letters, and single ones that clap would read otherwise.
 const SHORTS: &[(&str, &str)] = &[
+    // vLLM
     ("-tp", "--tensor-parallel-size"),
     ("-pp", "--pipeline-parallel-size"),
     ("-dp", "--data-parallel-size"),
+    ("-dpl", "--data-parallel-size-local"),
+    ("-dpn", "--data-parallel-rank"),
+    ("-dpr", "--data-parallel-start-rank"),
+    ("-dpa", "--data-parallel-address"),
+    ("-dpp", "--data-parallel-rpc-port"),
+    ("-dpb", "--data-parallel-backend"),
+    ("-pcp", "--prefill-context-parallel-size"),
+    ("-dcp", "--decode-context-parallel-size"),
+    ("-ep", "--enable-expert-parallel"),
+    ("-cc", "--compilation-config"),
+    // llama.cpp
     ("-ngl", "--n-gpu-layers"),
     ("-np", "--max-num-seqs"),
     ("-fa", "--flash-attn"),
     ("-cb", "--cont-batching"),
+    ("-b", "--batch-size"),
     ("-ub", "--ubatch-size"),
+    ("-tb", "--threads-batch"),
     ("-mg", "--main-gpu"),
+    ("-sm", "--split-mode"),
+    ("-ts", "--tensor-split"),
+    ("-dev", "--device"),
+    ("-ot", "--override-tensor"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ctk", "--kv-cache-dtype"),
+    ("-ctv", "--cache-type-v"),
+    ("-cram", "--cache-ram"),
+    ("-ctxcp", "--ctx-checkpoints"),
+    ("-kvu", "--kv-unified"),
+    ("-nkvo", "--no-kv-offload"),
+    ("-nr", "--no-repack"),
+    ("-dt", "--defrag-thold"),
+    ("-a", "--served-model-name"),
+    ("-s", "--seed"),
+    ("-n", "--n-predict"),
+    ("-sys", "--system"),
+    ("-r", "--stop"),
+    ("-mm", "--mmproj"),
+    ("-mu", "--model-url"),
+    ("-md", "--model-draft"),
+    ("-ngld", "--n-gpu-layers-draft"),
+    ("-to", "--timeout"),
+    ("-sps", "--slot-prompt-similarity"),
+    ("-lv", "--verbosity"),
+    ("-v", "--log-verbose"),
+    ("-e", "--escape"),
+    ("-cnv", "--conversation"),
+    ("-hff", "--hf-file"),
+    ("-hft", "--hf-token"),
     ("-hf", "--model"),
     ("-hfr", "--model"),
     ("-m", "--model"),
+];
+/// Flags of llama.cpp's server that set what requests are sampled with, and their names in a `generation_config.json`.
+const SAMPLING: &[(&str, &str)] = &[
+    ("temp", "temperature"),
+    ("temperature", "temperature"),
+    ("top-k", "top_k"),
+    ("top-p", "top_p"),
+    ("min-p", "min_p"),
+    ("repeat-penalty", "repetition_penalty"),
+    ("repetition-penalty", "repetition_penalty"),
 ];
 /// Flags that name the model, which is a plain argument here.
 const MODEL_FLAGS: [&str; 3] = ["--model", "--hf-repo", "--model-path"];
@@ -172,12 +132,13 @@ pub fn add_to(mut command: Command) -> Command {
 fn with_flags(command: Command) -> Command {
     let known: Vec<String> = longs(&command).map(|(name, _)| name).collect();
     let missing = FLAGS.iter().filter(|(name, ..)| !known.iter().any(|own| own == name));
-    let arg = |&(name, has_value, _): &(&'static str, bool, Effect)| {
+    let arg = |&(name, arity, _): &(&'static str, Arity, Effect)| {
         let arg = Arg::new(name).long(name).hide(true).action(ArgAction::Set);
-        match has_value {
-            true if name == "flash-attn" => arg.num_args(0..=1).default_missing_value("on"),
-            true => arg.num_args(1).allow_hyphen_values(true),
-            false => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+        match arity {
+            Arity::Value if name == "flash-attn" => arg.num_args(0..=1).default_missing_value("on"),
+            Arity::Value => arg.num_args(1).allow_hyphen_values(true),
+            Arity::Values => arg.num_args(1..),
+            Arity::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
         }
     };
     let args: Vec<Arg> = missing.map(arg).collect();
@@ -206,16 +167,23 @@ pub fn judge(matches: &ArgMatches) -> Result<()> {
         let Some(value) = given.then(|| matches.try_get_one::<String>(name).ok().flatten()).flatten() else {
             continue;
         };
-        let asks_nothing = ["0", "1", "none", "auto", "false"].contains(&value.to_ascii_lowercase().as_str());
         match effect {
             Quiet => {}
             Note(text) => eprintln!("note: --{name}: {text}"),
-            Only(_) if asks_nothing => {}
-            Only(why) => return Err(hinted(format!("--{name} {value} cannot be done"), why)),
+            Only(_) | Single(_) if asks_nothing(value) => {}
+            Single(_) if value.parse() == Ok(1.0) => {}
+            Only(why) | Single(why) => return Err(hinted(format!("--{name} {value} is not supported"), why)),
             Refuse(why, instead) => return Err(hinted(format!("--{name}: {why}"), instead)),
         }
     }
     Ok(())
+}
+
+/// Values that say of a feature that it is not wanted.
+fn asks_nothing(value: &str) -> bool {
+    let words = ["none", "auto", "false", "off", "raw_logprobs"];
+    words.contains(&value.to_ascii_lowercase().as_str())
+        || value.parse::<f64>().is_ok_and(|number| [-1.0, 0.0].contains(&number))
 }
 
 /// The command line as clap reads it: underscores become hyphens, short flags of several letters their long names, and a
@@ -251,6 +219,8 @@ struct Reader {
     shorts: HashMap<char, bool>,
     takes_model: bool,
     model: Option<String>,
+    /// Sampling defaults that a server was given as flags.
+    sampling: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Reader {
@@ -258,10 +228,26 @@ impl Reader {
         let shorts = command
             .get_arguments()
             .filter_map(|arg| Some((arg.get_short()?, arg.get_action().takes_values())));
-        Self { longs: longs(command).collect(), shorts: shorts.collect(), takes_model, model: None }
+        Self {
+            longs: longs(command).collect(),
+            shorts: shorts.collect(),
+            takes_model,
+            model: None,
+            sampling: serde_json::Map::new(),
+        }
     }
 
     fn read(&mut self, words: Vec<String>) -> Vec<String> {
+        let mut out = self.flags(words);
+        if !self.sampling.is_empty() {
+            // Before what was typed under its own name, which wins.
+            let json = serde_json::Value::Object(std::mem::take(&mut self.sampling));
+            out.insert(0, format!("--override-generation-config={json}"));
+        }
+        out
+    }
+
+    fn flags(&mut self, words: Vec<String>) -> Vec<String> {
         let mut out = Vec::with_capacity(words.len());
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
@@ -277,6 +263,17 @@ impl Reader {
             let flag = self.long_form(&flag);
             if self.takes_model && MODEL_FLAGS.contains(&flag.as_str()) && !self.knows(&flag) {
                 self.model = value.or_else(|| words.next());
+                continue;
+            }
+            if self.turns_off(&flag) && value.is_none() {
+                continue;
+            }
+            if let Some(field) = self.sampling_field(&flag) {
+                let text = value.clone().or_else(|| words.next()).unwrap_or_default();
+                match serde_json::from_str::<serde_json::Number>(&text) {
+                    Ok(number) => _ = self.sampling.insert(field.to_owned(), number.into()),
+                    Err(_) => out.push(format!("{flag}={text}")),
+                }
                 continue;
             }
             let takes_value = self.takes_value(&flag) && value.is_none();
@@ -301,12 +298,38 @@ impl Reader {
         flag.strip_prefix("--").is_some_and(|name| self.longs.contains_key(name))
     }
 
+    /// `--no-X` of a switch X that is off anyway.
+    fn turns_off(&self, flag: &str) -> bool {
+        let switch = flag.strip_prefix("--no-").and_then(|name| self.longs.get(name));
+        switch == Some(&false) && !self.knows(flag)
+    }
+
+    /// The sampling default that a flag of llama.cpp's server sets.
+    fn sampling_field(&self, flag: &str) -> Option<&'static str> {
+        let is_server = self.knows("--override-generation-config") && !self.knows("--temperature");
+        let field = SAMPLING.iter().find(|(name, _)| is_server && flag.strip_prefix("--") == Some(name));
+        field.map(|(_, field)| *field)
+    }
+
     /// What clap knows a flag by, where it knows it at all.
     fn long_form(&self, flag: &str) -> String {
         if let Some(name) = flag.strip_prefix("--") {
             let hyphens = format!("--{}", name.replace('_', "-"));
-            let is_ours = self.knows(&hyphens) || MODEL_FLAGS.contains(&hyphens.as_str());
-            return if is_ours { hyphens } else { flag.to_owned() };
+            // vLLM's way to give one field of a JSON value: `--compilation-config.mode 3`.
+            let whole = hyphens.split('.').next().unwrap_or_default();
+            let is_ours = |flag: &str| {
+                let is_turned_off = self.turns_off(flag) || self.sampling_field(flag).is_some();
+                self.knows(flag) || is_turned_off || MODEL_FLAGS.contains(&flag)
+            };
+            return match FLAGS.iter().any(|(name, ..)| whole.strip_prefix("--") == Some(*name)) {
+                true => whole.to_owned(),
+                false if is_ours(&hyphens) => hyphens,
+                false => flag.to_owned(),
+            };
+        }
+        // vLLM's `-O3`.
+        if flag.len() > 2 && flag.starts_with("-O") && self.knows("--optimization-level") {
+            return format!("--optimization-level={}", &flag[2..]);
         }
         let is_clap_short =
             flag.len() == 2 && flag.chars().nth(1).is_some_and(|c| self.shorts.contains_key(&c));

@@ -6,7 +6,7 @@
 use anyhow::Result;
 use baton::{Device, GenerationConfig, OpenOptions};
 use baton_backend::{KvDtype, Precision, WeightFormat};
-use baton_engine::{EngineConfig, SpeculativeConfig, SpeculativeMethod};
+use baton_engine::{EngineConfig, SpeculativeConfig};
 use baton_kv::EvictionPolicy;
 use baton_model::LoadFormat;
 use baton_sched::{Policy, PreemptionMode};
@@ -49,11 +49,11 @@ pub struct EngineArgs {
     /// Branch, tag or commit of a model on the hub [default: main]
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
-    /// float32 rounds nothing, so that every device gives the same tokens, but slowly; weights are used as they are stored,
-    /// so that any other type is only a check of theirs
+    /// float32 computes without rounding, so that every device gives the same tokens, but slowly; otherwise weights are used
+    /// as they are stored, whatever type is given here
     #[arg(long, value_name = "TYPE", default_value = "auto")]
     pub dtype: String,
-    /// Round the weights of an unquantised checkpoint as they are loaded: fp8 (linear layers, a scale a row), q8 or q4. The
+    /// Round the weights of an unquantised checkpoint as they are loaded: fp8 (linear layers, one scale per row), q8 or q4. The
     /// method of a quantised one (awq, gptq, compressed-tensors, ...) is found without it
     #[arg(short, long, value_name = "METHOD")]
     pub quantization: Option<String>,
@@ -75,7 +75,7 @@ pub struct EngineArgs {
     /// Tokens in one step; long prompts are cut into chunks of this [default: 512, on a GPU 8192]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub max_num_batched_tokens: Option<usize>,
-    /// Requests that may wait for their first step; more are turned away
+    /// Requests that may wait for their first step; more get a 429
     #[arg(long, value_name = "N")]
     pub max_num_queued_reqs: Option<usize>,
     /// The same for the requests of one API key [default: half of all where there are several keys]
@@ -84,13 +84,13 @@ pub struct EngineArgs {
     /// By arrival (fcfs), or the lowest `priority` first. Within that, API keys take turns, by tokens
     #[arg(long, value_name = "POLICY", default_value = "fcfs")]
     pub scheduling_policy: PolicyArg,
-    /// A step may take so many times as long for one API key because of the others; 0 is no limit [default: 2]
+    /// How many times longer a step may take for one API key because of the requests of others; 0 is no limit [default: 2]
     #[arg(long, value_name = "RATIO")]
     pub max_step_slowdown: Option<f64>,
     /// What happens to a running request when blocks run out
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub preemption_mode: PreemptionArg,
-    /// Start of all random numbers: the same seed gives the same output [default: random]
+    /// Seed of all random numbers: the same seed gives the same output [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Tokens of a request never depend on the other requests in the batch
@@ -116,34 +116,34 @@ pub struct EngineArgs {
 #[command(next_help_heading = "KV cache")]
 pub struct CacheArgs {
     /// Storage of cached keys and values; int8 takes about half of f16 and is for the CPU
-    #[arg(long, value_name = "TYPE", default_value = "auto")]
+    #[arg(long, value_name = "TYPE", default_value = "auto", alias = "cache-type-k")]
     pub kv_cache_dtype: KvDtypeArg,
     /// Memory of the KV cache, for example 2GiB [default: what weights and workspace leave of the utilisation; on a CPU a
     /// quarter of what is free]
     #[arg(long, value_name = "SIZE", alias = "kv-cache-memory-bytes", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
     /// Host memory for preempted sequences and for prefixes that leave the device; a bare number is GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_gib)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_gib, alias = "kv-offloading-size")]
     pub swap_space: Option<u64>,
-    /// Tokens in a KV block; without it, what the device likes best
+    /// Tokens per KV block [default: chosen for the device]
     #[arg(long, value_name = "N")]
     pub block_size: Option<usize>,
     /// The share of the device's memory that Baton may use
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub gpu_memory_utilization: Option<f64>,
-    /// Reuse the KV of prompts that begin alike (the default)
+    /// Reuse the KV of prompts that share a prefix (the default)
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub enable_prefix_caching: bool,
-    /// Compute every prompt anew
-    #[arg(long, overrides_with = "enable_prefix_caching")]
+    /// Compute every prompt from scratch
+    #[arg(long, overrides_with = "enable_prefix_caching", alias = "no-cache-prompt")]
     pub no_enable_prefix_caching: bool,
-    /// Read the KV of a prefix that requests of a batch share once for all of them (the default)
+    /// Read the KV of a prefix that requests in a batch share once for all of them (the default)
     #[arg(long, overrides_with = "no_enable_relay_attention")]
     pub enable_relay_attention: bool,
-    /// Let each request read the KV of its whole prompt, even where others of the batch begin alike
+    /// Let each request read the KV of its whole prompt, even where others in the batch share its prefix
     #[arg(long, alias = "disable-cascade-attn", overrides_with = "enable_relay_attention")]
     pub no_enable_relay_attention: bool,
-    /// Which cached blocks go first
+    /// Which cached blocks are evicted first
     #[arg(long, value_name = "POLICY", default_value = "lru")]
     pub prefix_cache_eviction: EvictionArg,
 }
@@ -167,8 +167,10 @@ fn parse_device(text: &str) -> Result<Device, String> {
     let number = |text: &str| text.parse().map_err(|_| format!("cuda:{text}: not the number of a GPU"));
     match text.split_once(':') {
         None if text == "auto" => Ok(Device::Auto),
-        None if text == "cpu" => Ok(Device::Cpu),
+        // llama.cpp has `none` and `CUDA0`.
+        None if ["cpu", "none"].contains(&text) => Ok(Device::Cpu),
         None if text == "cuda" => Ok(Device::Cuda(0)),
+        None if text.starts_with("CUDA") => number(&text[4..]).map(Device::Cuda),
         Some(("cuda", ordinal)) => number(ordinal).map(Device::Cuda),
         _ => Err("use auto, cpu, cuda or cuda:N".to_owned()),
     }
@@ -295,9 +297,8 @@ impl EngineArgs {
 
     /// Guesses of a given acceptance make outputs that mean nothing: they are for `baton bench`.
     pub fn refuse_synthetic(&self) -> Result<()> {
-        let is_synthetic = |config: &SpeculativeConfig| config.method == Some(SpeculativeMethod::Synthetic);
-        if self.speculative_config.as_ref().is_some_and(is_synthetic) {
-            let what = "the method synthetic is for measurements: its outputs mean nothing";
+        if self.speculative_config.as_ref().is_some_and(SpeculativeConfig::is_forced) {
+            let what = "the method synthetic, and an acceptance, are for measurements: outputs mean nothing";
             return Err(hinted(what, "use ngram or suffix, or `baton bench latency`"));
         }
         Ok(())

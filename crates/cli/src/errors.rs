@@ -96,7 +96,7 @@ pub fn install_panic_hook() {
         let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
         // A panic in here would end the process whatever the thread: a failed write must not be one.
         log::say(&format!(
-            "error: internal: {}{place}; this is a defect of baton, please report it",
+            "error: internal: {}{place}; this is a bug in baton, please report it",
             one_line(&cause)
         ));
         let contained = [CONTAINED_HTTP_THREAD, baton_serve::TEXT_THREAD_NAME];

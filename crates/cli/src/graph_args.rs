@@ -17,7 +17,7 @@ Examples:
 pub enum GraphCommand {
     /// Compute embeddings of a graph's nodes
     Run(Box<GraphRunArgs>),
-    /// Measure whole-graph inference, on files or on a graph that is made up
+    /// Measure whole-graph inference, on files or on a synthetic graph
     Bench(Box<GraphBenchArgs>),
 }
 
@@ -28,10 +28,10 @@ pub struct GraphRunArgs {
     /// Edges, source and target: .npy or .npz ([2, edges] or [edges, 2]), .csv, .tsv or .parquet
     #[arg(long, value_name = "FILE")]
     pub edges: PathBuf,
-    /// Features of the nodes, a row each: .npy, .npz, .csv or .parquet
+    /// Features of the nodes, one row each: .npy, .npz, .csv or .parquet
     #[arg(long, value_name = "FILE")]
     pub features: PathBuf,
-    /// Nodes whose embeddings are wanted; without it, all
+    /// Nodes whose embeddings are wanted [default: all]
     #[arg(long, value_name = "FILE")]
     pub targets: Option<PathBuf>,
     /// Where the embeddings go, in the order of the targets
@@ -57,22 +57,22 @@ pub struct GraphRunArgs {
 pub struct GraphBenchArgs {
     /// A model; without one, GraphSAGE with random weights
     pub model: Option<PathBuf>,
-    /// Edges from a file instead of made up
+    /// Edges from a file instead of synthetic ones
     #[arg(long, value_name = "FILE", requires = "features", conflicts_with_all = ["nodes", "num_edges"])]
     pub edges_file: Option<PathBuf>,
     /// Features from a file
     #[arg(long, value_name = "FILE", requires = "edges_file")]
     pub features: Option<PathBuf>,
-    /// Nodes of the made-up graph
+    /// Nodes of the synthetic graph
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub nodes: usize,
-    /// Edges of the made-up graph, whose degrees follow a power law
+    /// Edges of the synthetic graph, whose degrees follow a power law
     #[arg(long = "edges", value_name = "N", default_value_t = 1_000_000)]
     pub num_edges: usize,
-    /// Widths of the made-up model: features, hidden layers, embeddings
+    /// Widths of the synthetic model: features, hidden layers, embeddings
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "128,128,128")]
     pub widths: Vec<usize>,
-    /// Measurements
+    /// Number of measurements
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: usize,
     /// Overlapping sets of targets instead of the whole graph, with and without sharing
@@ -112,7 +112,7 @@ pub struct GraphEngineArgs {
     /// cpu, cuda or cuda:N
     #[arg(long = "graph-device", value_name = "DEVICE", default_value = "cpu")]
     pub graph_device: String,
-    /// Threads of the graph engine; without it, one for each physical core
+    /// Threads of the graph engine [default: one per physical core]
     #[arg(long, value_name = "N")]
     pub graph_threads: Option<usize>,
     /// Memory of the device for embeddings and cached features
@@ -121,7 +121,7 @@ pub struct GraphEngineArgs {
     /// Host memory for embeddings that do not fit there
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub graph_swap_space: u64,
-    /// Nodes of a block: a power of two
+    /// Nodes per block: a power of two
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub graph_block_size: usize,
     /// How embeddings and features are kept

@@ -21,13 +21,13 @@ pub struct RouteArgs {
     /// Workers: http://host:port, or http://host:port,events=tcp://host:5557 for vLLM's KV events
     #[arg(long, value_name = "URL", num_args = 1..)]
     pub worker_urls: Vec<WorkerSpec>,
-    /// File of workers, one URL a line or JSON; read again when it changes
+    /// File of workers, one URL per line or JSON; read again when it changes
     #[arg(long, value_name = "FILE")]
     pub workers_file: Option<PathBuf>,
     /// Workers that compute prompts and hand their KV over (repeatable)
     #[arg(long, value_name = "URL", num_args = 1.., requires = "decode")]
     pub prefill: Vec<WorkerSpec>,
-    /// Workers that go on from there (repeatable)
+    /// Workers that decode what prefill workers have computed (repeatable)
     #[arg(long, value_name = "URL", num_args = 1.., requires = "prefill")]
     pub decode: Vec<WorkerSpec>,
     /// round_robin, least_load, session, prefix_hash or longest_prefix
@@ -46,7 +46,7 @@ pub struct RouteArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Placing")]
 pub struct PlacingArgs {
-    /// Header that names the session; without it, the body's user does
+    /// Header that names the session [default: the body's user field]
     #[arg(long, value_name = "NAME", default_value = "x-session-id")]
     pub session_header: String,
     /// Bytes at the beginning of a prompt that prefix_hash looks at
@@ -95,10 +95,10 @@ pub struct RouteListenArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Health and retries")]
 pub struct HealthArgs {
-    /// What workers are asked to find out whether they are well
+    /// Route of the workers that health checks ask for
     #[arg(long, value_name = "PATH", default_value = "/health", value_parser = parse_path)]
     pub health_path: String,
-    /// Between two health checks
+    /// Seconds between two health checks
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_seconds)]
     pub health_interval: f64,
     /// How long a health check may take

@@ -38,7 +38,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     pub logit_bias: Vec<(TokenId, f32)>,
     /// End the output where this text appears (repeatable)
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", alias = "reverse-prompt", allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// End the output at these tokens, for example 2,7
     #[arg(long, value_name = "IDS", value_delimiter = ',')]

@@ -45,15 +45,15 @@ pub struct ServeArgs {
 pub struct ModelDirArgs {
     /// Directory of models (.gguf files, and directories with a config.json) that requests may name; each is loaded when it is
     /// first asked for. Without MODEL, the first by name is loaded at the start and stays
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", alias = "models-dir")]
     pub model_dir: Option<PathBuf>,
-    /// The most models in memory at a time, with the one that stays: the one that was idle for longest makes room
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..))]
+    /// The most models in memory at a time, the one that stays included; the one that was idle for longest is unloaded first
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..), alias = "models-max")]
     pub max_loaded_models: u16,
     /// Seconds without a request after which a model that was loaded on demand is unloaded
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = parse_seconds)]
     pub model_idle_timeout: f64,
-    /// Seconds that a request may wait for its model
+    /// Seconds that a request may wait for its model to load
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = parse_seconds)]
     pub model_load_timeout: f64,
 }
@@ -77,11 +77,11 @@ pub struct ListenArgs {
     /// Key that requests must carry (repeatable). BATON_API_KEY may hold several, separated by commas
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
-    /// Certificate (PEM, followed by those between it and one that clients trust): serves https
-    #[arg(long, value_name = "FILE", requires = "ssl_keyfile")]
+    /// TLS certificate (PEM, followed by its intermediate certificates): serves https
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile", alias = "ssl-cert-file")]
     pub ssl_certfile: Option<PathBuf>,
     /// Private key of the certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile", alias = "ssl-key-file")]
     pub ssl_keyfile: Option<PathBuf>,
     /// Beginning of prompts that all keys may share in the prefix cache (repeatable): a text, or a .json list of messages
     #[arg(long, value_name = "FILE")]
@@ -94,20 +94,23 @@ pub struct ListenArgs {
     #[arg(long, requires = "system_prompt_file")]
     pub no_inject_system_prompt: bool,
     /// Web pages that may call the server from a browser (repeatable; * allows all)
-    #[arg(long, value_name = "ORIGIN", num_args = 1..)]
+    #[arg(long, value_name = "ORIGIN", num_args = 1.., alias = "cors-origins")]
     allowed_origins: Vec<String>,
-    /// Names that the server answers to besides localhost, 127.0.0.1 and [::1] (repeatable; * is every name). Without
-    /// keys on loopback no others are served
+    /// Host names that the server answers to besides localhost, 127.0.0.1 and [::1] (repeatable; * is every name). On
+    /// loopback without keys, requests for any other name are refused
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub allowed_hosts: Vec<String>,
-    /// Path under which a proxy shows the server, such as /llm: it is taken off what is asked for
-    #[arg(long, value_name = "PATH", value_parser = parse_root_path)]
+    /// Path under which a proxy shows the server, such as /llm; it is removed from the paths of requests
+    #[arg(long, value_name = "PATH", value_parser = parse_root_path, alias = "api-prefix")]
     pub root_path: Option<String>,
-    /// Write tokens in log-probabilities as token_id:ID unless a request says otherwise
+    /// Write tokens in log-probabilities as token_id:ID, unless a request asks for their text
     #[arg(long)]
     pub return_tokens_as_token_ids: bool,
-    /// Do not show the web console at /
+    /// End every stream with its usage, whether or not stream_options asks for it
     #[arg(long)]
+    pub enable_force_include_usage: bool,
+    /// Do not show the web console at /
+    #[arg(long, alias = "no-ui", alias = "no-webui")]
     pub disable_console: bool,
     /// The largest request body
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size)]
@@ -118,7 +121,7 @@ pub struct ListenArgs {
     /// Memory for all request bodies that are being read and parsed; with several keys, one may have half
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub max_bodies_size: u64,
-    /// The most connections at a time; the oldest idle one makes room for a new one
+    /// The most connections at a time; past it, the oldest idle one is closed
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub max_connections: usize,
     /// The most alternatives that logprobs may ask for
@@ -127,7 +130,7 @@ pub struct ListenArgs {
     /// The most continuations of one request: prompts times n
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_choices: usize,
-    /// Publish news of cached KV blocks, as vLLM does: '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'. Also
+    /// Publish KV cache events, as vLLM does: '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'. Also
     /// has publisher (zmq, or null for /kv_events alone), replay_endpoint, buffer_steps and topic
     #[arg(long, value_name = "JSON", value_parser = parse_kv_events)]
     pub kv_events_config: Option<KvEventsConfig>,
@@ -140,7 +143,7 @@ pub struct ListenArgs {
     /// How long a request may wait for its schema to be compiled
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub compile_timeout: f64,
-    /// How long accepted requests may go on after SIGTERM
+    /// How long accepted requests may take to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = parse_seconds)]
     pub shutdown_timeout: f64,
     /// A step longer than this makes /health fail
@@ -157,16 +160,16 @@ pub struct ChatFormatArgs {
     /// How the model writes its reasoning: auto (as its chat template shows), deepseek_r1, qwen3, mistral or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ReasoningFormat>)]
     pub reasoning_parser: ParserChoice<ReasoningFormat>,
-    /// Taken because vLLM needs it; here functions can always be called
+    /// Accepted for vLLM's users: functions can always be called
     #[arg(long)]
     pub enable_auto_tool_choice: bool,
     /// The most responses kept for /v1/responses
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_stored_responses: usize,
-    /// The most memory for them
+    /// The most memory for stored responses
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_size)]
     pub max_stored_size: u64,
-    /// How long they are kept
+    /// How long responses are kept
     #[arg(long, value_name = "SECONDS", default_value_t = 3600.0, value_parser = parse_seconds)]
     pub stored_response_ttl: f64,
 }
@@ -180,7 +183,7 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace or off
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
-    /// The most lines that wait for stderr to take them; more are dropped and counted
+    /// The most log lines that wait to be written to stderr; more are dropped and counted
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub max_queued_log_lines: u32,
     /// Send a span of every request to this OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318

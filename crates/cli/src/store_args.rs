@@ -18,17 +18,17 @@ pub struct StoreArgs {
     /// Directory that keeps KV on a local disk and finds it again after a restart; one for each process
     #[arg(long, value_name = "DIR")]
     pub kv_disk_path: Option<PathBuf>,
-    /// What that directory may hold, for example 20GiB; what was not used for the longest time goes first
+    /// What that directory may hold, for example 20GiB; the least recently used entries are evicted first
     #[arg(long, value_name = "SIZE", default_value = "8GiB", value_parser = parse_size)]
     pub kv_disk_size: u64,
     /// Redis server that keeps KV for many processes: redis://host:port, or rediss:// for TLS. The password is in
-    /// BATON_KV_STORE_PASSWORD, a CA file of one's own in BATON_KV_STORE_CA
+    /// BATON_KV_STORE_PASSWORD, a private CA certificate in BATON_KV_STORE_CA
     #[arg(long, value_name = "URL")]
     pub kv_store: Option<RedisUrl>,
     /// Seconds without use after which the server may forget KV
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
     pub kv_store_ttl: u64,
-    /// Milliseconds that a request waits for an answer of a store before its prompt is computed
+    /// Milliseconds that a request waits for a store before its prompt is computed
     #[arg(long, value_name = "MS", default_value_t = 100)]
     pub kv_store_timeout_ms: u64,
     /// When KV goes to the stores
@@ -47,7 +47,7 @@ pub struct StoreArgs {
     /// The most KV that it keeps for others
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub kv_transfer_size: u64,
-    /// Seconds that it keeps it
+    /// Seconds that it is kept
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub kv_transfer_keep: u64,
     /// Prefill workers of a decode worker, as host:port of their --kv-transfer-port; no other is ever asked

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use common::Baton;
@@ -252,6 +254,127 @@ fn who_goes_away_or_aborts_frees_all() {
         assert!(read.token_ids.len() > 1 && read.token_ids.len() < 1900, "{}", read.token_ids.len());
     });
     all_is_free();
+}
+
+/// Frames of HTTP/2, by hand: what no client library would send.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let len = (payload.len() as u32).to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A call that is sent as its head and these pieces of its body.
+fn raw_call(body: &[u8], ends: bool) -> Vec<u8> {
+    let [data, headers_kind, settings, end_stream, end_headers] = [0, 1, 4, 1, 4];
+    let headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/vllm.Inference/Generate"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    let mut block = Vec::new();
+    for (name, value) in headers {
+        // A literal that is not indexed.
+        block.push(0);
+        for text in [name, value] {
+            block.push(text.len() as u8);
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    let flags = if ends { end_stream } else { 0 };
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(),
+        &frame(settings, 0, 0, &[]),
+        &frame(headers_kind, end_headers, 1, &block),
+        &frame(data, flags, 1, body),
+    ]
+    .concat()
+}
+
+/// Whether a frame of headers, which is an answer or its end, comes on the first stream.
+fn is_answered(mut stream: TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut head = [0; 9];
+    while stream.read_exact(&mut head).is_ok() {
+        let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        if stream.read_exact(&mut vec![0; len]).is_err() {
+            return false;
+        }
+        if head[3] == 1 && head[5..] == 1_u32.to_be_bytes() {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn strangers_and_slow_clients_harm_nobody() {
+    let (baton, port) = (Baton::new(), free_port());
+    let server =
+        Worker::start(&baton, &["--grpc-port", &port, "--max-connections", "8", "--read-timeout", "1"]);
+    let send = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("it listens");
+        // It may have hung up before all is written.
+        let _ = stream.write_all(bytes);
+        stream
+    };
+    // Connections that say nothing, or only begin to, take no place from others.
+    let silent: Vec<TcpStream> =
+        (0..100).map(|number| send(if number % 2 == 0 { b"" } else { b"PRI * HT" })).collect();
+    let noise: Vec<u8> =
+        (0..1_u32 << 16).map(|byte| (byte.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let greeted_noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &noise].concat();
+    for shout in [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".as_slice(), &noise, &greeted_noise] {
+        let mut stream = send(shout);
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut answer = Vec::new();
+        let ended = stream.read_to_end(&mut answer);
+        assert!(ended.is_ok() || ended.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+        assert!(answer.len() < 256, "{answer:?}");
+    }
+    // Bodies that claim four gigabytes, are compressed, no message at all, or never end.
+    let message = frame_of_message(&[0xff; 20]);
+    let claims = [&[0, 255, 255, 255, 255, 1, 2][..], &[1, 0, 0, 0, 2, 1, 2], &[0, 0], &message];
+    for (number, body) in claims.into_iter().enumerate() {
+        assert!(is_answered(send(&raw_call(body, true))), "body {number}");
+    }
+    assert!(is_answered(send(&raw_call(&[0, 0, 0, 0, 9, 1], false))), "a body that does not go on");
+    on_runtime(async {
+        let mut reading = InferenceClient::new(connect(&port).await);
+        // Who does not read is not waited for.
+        let mut slow = InferenceClient::new(connect(&port).await);
+        let unread = slow.generate_stream(text("Once upon a time", 1900)).await.unwrap().into_inner();
+        for _ in 0..3 {
+            let answer = reading.generate(text("Still there?", 4)).await.expect("others are served");
+            assert_eq!(answer.into_inner().outputs.unwrap().num_tokens, 4);
+        }
+        drop(unread);
+        // More connections than there may be.
+        let mut places = Vec::new();
+        for _ in 0..6 {
+            let mut health = HealthClient::new(connect(&port).await);
+            health.check(HealthCheckRequest::default()).await.expect("a place");
+            places.push(health);
+        }
+        let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}")).expect("an address");
+        let one_too_many = async {
+            let channel = endpoint.connect().await.ok()?;
+            HealthClient::new(channel).check(HealthCheckRequest::default()).await.ok()
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(30), one_too_many).await;
+        assert!(answered.expect("it is told at once").is_none());
+        drop(places);
+        let answer = reading.generate(text("And now?", 2)).await.expect("those that were there go on");
+        assert_eq!(answer.into_inner().outputs.unwrap().num_tokens, 2);
+    });
+    drop(silent);
+    server.until("baton:kv_blocks_used", |used| used == 0.0);
+}
+
+/// A message as gRPC frames it.
+fn frame_of_message(bytes: &[u8]) -> Vec<u8> {
+    [&[0], &(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
 }
 
 /// Prefill and decode over gRPC, as the sidecar hands the parameters on.

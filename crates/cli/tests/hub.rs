@@ -60,8 +60,25 @@ fn a_gguf_file_is_fetched_once_and_kept_as_the_hubs_tools_keep_it() {
     ok(&baton, &hub, &["pull", "owner/name:q4_k_m"]);
     assert_eq!(hub.log().iter().filter(|line| line.contains("/cdn/")).count(), before);
     assert_eq!(ok(&baton, &hub, &["rm", "owner/name"]), "removed owner/name\n");
-    assert!(ok(&baton, &hub, &["list"]).starts_with("No models are here."));
-    fails(&baton, &hub, &["rm", "owner/name"], &[], "there is no model \"owner/name\" here");
+    assert!(ok(&baton, &hub, &["list"]).starts_with("No models have been fetched."));
+    fails(&baton, &hub, &["rm", "owner/name"], &[], "no model \"owner/name\" has been fetched");
+}
+
+#[test]
+fn all_parts_of_a_split_file_are_fetched() {
+    let parts = [
+        ("q8/m-Q8_0-00001-of-00002.gguf", &weights()[..600_000]),
+        ("q8/m-Q8_0-00002-of-00002.gguf", b"rest"),
+    ];
+    let (baton, hub) = (Baton::new(), Hub::start(&parts, Faults::default()));
+    let said = ok(&baton, &hub, &["pull", "owner/name:q8_0"]);
+    assert!(said.contains("m-Q8_0-00001-of-00002.gguf"), "{said}");
+    let snapshot = baton.home.path().join("hub/models--owner--name/snapshots").join(COMMIT);
+    for (name, bytes) in parts {
+        assert_eq!(std::fs::read(snapshot.join(name)).unwrap(), bytes, "{name}");
+    }
+    let (baton, hub) = (Baton::new(), Hub::start(&parts[1..], Faults::default()));
+    fails(&baton, &hub, &["pull", "owner/name:q8_0"], &[], "has no q8/m-Q8_0-00001-of-00002.gguf");
 }
 
 #[test]
@@ -125,12 +142,12 @@ fn hubs_that_lie_or_hang_are_found_out() {
         (Faults { lies_by: 7, ..Faults::default() }, "the hub sends 1200000 bytes"),
         (Faults { lies_by: -7, ..Faults::default() }, "the hub sends 1200000 bytes"),
         (Faults { sends_more: 9, ..Faults::default() }, "the hub sends more"),
-        (Faults { cut_after: Some(0), ..Faults::default() }, "came only to byte 0 of 1200000"),
+        (Faults { cut_after: Some(0), ..Faults::default() }, "broke off at byte 0 of 1200000"),
         (Faults { hangs: true, ..Faults::default() }, "nothing came for 1 s"),
     ] {
         let (baton, hub) = (Baton::new(), gguf_hub(faults));
         fails(&baton, &hub, &["pull", "owner/name"], &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")], expect);
-        assert!(ok(&baton, &hub, &["list"]).starts_with("No models are here."), "{faults:?}");
+        assert!(ok(&baton, &hub, &["list"]).starts_with("No models have been fetched."), "{faults:?}");
     }
 }
 
@@ -144,7 +161,7 @@ fn a_busy_hub_is_asked_again() {
 fn tokens_open_the_hub_and_go_nowhere_else() {
     let hub = gguf_hub(Faults { token: Some("good"), ..Faults::default() });
     let baton = Baton::new();
-    fails(&baton, &hub, &["pull", "owner/name"], &[], "does not give owner/name at main to everybody");
+    fails(&baton, &hub, &["pull", "owner/name"], &[], "does not give owner/name at main to everyone");
     fails(&baton, &hub, &["pull", "owner/name"], &[("HF_TOKEN", "bad")], "to this token");
     let ran = run(&baton, &hub, &["pull", "owner/name"], &[("HF_TOKEN", "good")]);
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -162,7 +179,7 @@ fn names_that_do_not_exist_are_said() {
     fails(&baton, &hub, &["pull", "owner/name:Q2_K"], &[], "owner/name has no Q2_K");
     fails(&baton, &hub, &["pull", "owner/name", "--revision", "v9"], &[], "has no owner/name at v9");
     ok(&baton, &hub, &["pull", "owner/name", "--revision", "v1"]);
-    fails(&baton, &hub, &["inspect", "owner/typo"], &[], "there is no file or directory owner/typo here");
+    fails(&baton, &hub, &["inspect", "owner/typo"], &[], "there is no file or directory owner/typo, and");
     fails(
         &baton,
         &hub,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::Baton;
 use common::worker::{Worker, free_port, prompt};
+use serde_json::json;
 
 #[test]
 fn kv_on_disk_is_found_after_kill_9() {
@@ -28,16 +29,24 @@ fn kv_on_disk_is_found_after_kill_9() {
     assert_eq!(second.complete(&prompt, "other").1, 0, "another tenant finds nothing");
     assert!(second.metric("vllm:external_prefix_cache_hits_total") >= 300.0);
     second.kill();
-    // Killed in the middle of storing, again and again: never a wrong token.
-    for round in 0..3_u64 {
+    // Killed while it computes and stores for others, again and again: never a wrong token.
+    let body = |text: &str| json!({ "prompt": text, "max_tokens": 4, "temperature": 0, "cache_salt": "me" });
+    let others: Vec<String> = (0..4).map(|number| format!("{number} {prompt}")).collect();
+    let plain = Worker::start(&baton, &[]);
+    let expected: Vec<String> = others.iter().map(|other| plain.complete(other, "me").0).collect();
+    drop(plain);
+    for round in 0..4_u64 {
         let server = Worker::start(&baton, &flags);
-        let other = format!("{round} {prompt}");
-        let expected = server.complete(&other, "me");
-        std::thread::sleep(Duration::from_millis(7 * round));
+        let waiting: Vec<TcpStream> =
+            others.iter().map(|other| server.send("/v1/completions", &body(other))).collect();
+        std::thread::sleep(Duration::from_millis(30 + 90 * round));
         server.kill();
+        drop(waiting);
         let server = Worker::start(&baton, &flags);
-        assert_eq!(server.complete(&other, "me").0, expected.0);
+        let other = round as usize;
+        assert_eq!(server.complete(&others[other], "me").0, expected[other]);
         assert_eq!(server.complete(&prompt, "me").0, text);
+        assert_eq!(server.metric("baton:kv_store_errors_total{store=\"disk\",kind=\"corrupt\"}"), 0.0);
     }
 }
 

@@ -50,7 +50,7 @@ fn a_file_is_checked_and_copied_and_then_found_by_name() {
     assert!(said.contains(MODEL_FILE), "{said}");
     assert_eq!(std::fs::metadata(cached(&baton)).unwrap().len(), MODEL_BYTES);
     assert_no_leftovers(&baton);
-    assert!(baton.ok(&["pull"]).contains("is here"));
+    assert!(baton.ok(&["pull"]).contains("is already there"));
     assert!(baton.ok(&["pull", "--list"]).contains("here"));
     assert!(baton.ok(&["inspect", "SmolLM2"]).contains("GGUF v3"));
 }
@@ -76,7 +76,7 @@ fn several_pulls_at_once_do_no_harm() {
         }
     });
     assert_no_leftovers(&baton);
-    assert!(baton.ok(&["pull"]).contains("is here"));
+    assert!(baton.ok(&["pull"]).contains("is already there"));
 }
 
 #[test]

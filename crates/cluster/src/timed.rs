@@ -1,6 +1,6 @@
 //! A socket whose reads and writes together end at a deadline, however slowly the bytes trickle.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,11 @@ impl Write for Timed {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         self.socket.set_write_timeout(Some(self.left()?))?;
         self.socket.write(buffer)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.socket.set_write_timeout(Some(self.left()?))?;
+        self.socket.write_vectored(buffers)
     }
 
     fn flush(&mut self) -> io::Result<()> {

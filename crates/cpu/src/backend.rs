@@ -29,6 +29,8 @@ use crate::weights::Weight;
 
 /// Steps that may be submitted before one is collected.
 const MAX_IN_FLIGHT: usize = 2;
+/// Of a step's time, how much may be added to it by copies that another request waits for: a tenth.
+const FETCH_SHARE: u32 = 10;
 /// What it costs a query to go on from shared keys to its own, in bytes of keys and values read in that time.
 const SHARED_QUERY_BYTES: usize = 18 << 10;
 
@@ -162,8 +164,13 @@ impl StepExecutor for CpuBackend {
         let cache = self.kv.as_ref().map(KvCache::shape);
         input.check(&limits, cache, &program.needs, self.previous_samples.len())?;
         let start = Instant::now();
+        let mut output = self.spare.pop().unwrap_or_default();
+        output.fetched.clear();
         if let Some(kv) = &mut self.kv {
-            kv.move_blocks(input, &self.pool);
+            // Whoever waits for its KV must not hold up those that decode meanwhile.
+            let last = self.last_span.map(|span| span.end.saturating_duration_since(span.start));
+            let limit = last.filter(|_| !input.token_ids.is_empty() && !input.waits_for_fetches);
+            kv.move_blocks(input, &self.pool, limit.map(|last| last / FETCH_SHARE), &mut output.fetched);
         }
         self.token_ids.clear();
         self.token_ids.extend_from_slice(&input.token_ids);
@@ -171,12 +178,8 @@ impl StepExecutor for CpuBackend {
             self.token_ids[row as usize] = self.previous_samples[sample as usize];
         }
         self.ropes.iter_mut().for_each(|rope| rope.is_filled = false);
-        let mut output = self.spare.pop().unwrap_or_default();
         output.samples.clear();
         output.top.clear();
-        // Copies are made at once: host and device are the same memory.
-        output.fetched.clear();
-        output.fetched.extend(input.fetches.iter().map(|fetch| fetch.id));
         let mut step = Step::new(self, input, &mut output);
         program.ops.iter().try_for_each(|op| step.run(op))?;
         self.previous_samples.clear();

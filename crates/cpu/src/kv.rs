@@ -1,10 +1,12 @@
 //! The paged KV cache: for each place within a block keys and values of device and host blocks, in the layout of
 //! [`crate::kernels::attention`] or, where they are multiplied in pairs, of its pairs. Both tiers are plain memory here; moving a block is a copy.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use baton_backend::{
-    BackendError, BlockCopy, CacheShape, HostBlocks, KvDtype, KvLayerSpec, KvSpec, StepInput,
+    BackendError, BlockCopy, CacheShape, Fetch, HostBlocks, KvDtype, KvLayerSpec, KvSpec, StepInput,
 };
 use half::bf16;
 
@@ -14,6 +16,9 @@ use crate::kernels::rows::Spread;
 use crate::memory::{AlignedBytes, SystemMemory};
 use crate::pool::Pool;
 use crate::units::Units;
+
+/// Bytes of a fetch that are copied before the clock is looked at.
+const FETCH_PIECE_BYTES: usize = 1 << 20;
 
 /// The blocks of one layer: those of its array that stand in the tables of its lane.
 #[derive(Debug)]
@@ -51,6 +56,9 @@ pub struct KvCache {
     layout: String,
     /// Held by whoever touches blocks of the host tier: a step that moves some, or a reader or writer of [`CpuHostBlocks`].
     host_lock: Arc<Mutex<()>>,
+    /// Not done yet; of the first one so many copies are made.
+    fetches: VecDeque<Fetch>,
+    num_copied: usize,
     pub dtype: KvDtype,
     pub block_size: usize,
     pub num_device_blocks: usize,
@@ -135,6 +143,8 @@ impl KvCache {
             num_lanes: spec.num_lanes(),
             layout: layout(spec, is_paired),
             host_lock: Arc::default(),
+            fetches: VecDeque::new(),
+            num_copied: 0,
             dtype: spec.dtype,
             block_size: spec.block_size,
             num_device_blocks,
@@ -157,29 +167,55 @@ impl KvCache {
         self.layers[layer].lane
     }
 
-    /// Moves the step's blocks, in the order of the lists, one array a unit.
-    pub fn move_blocks(&mut self, input: &StepInput, pool: &Pool) {
-        if input.swap_out.is_empty()
-            && input.swap_in.is_empty()
-            && input.copies.is_empty()
-            && input.fetches.is_empty()
-        {
+    /// Moves the step's blocks, in the order of the lists, one array a unit. Fetches, which nobody but a waiting request needs, take
+    /// their turn until the limit is over, at least a piece of one; `fetched` gets those that are done.
+    pub fn move_blocks(
+        &mut self,
+        input: &StepInput,
+        pool: &Pool,
+        limit: Option<Duration>,
+        fetched: &mut Vec<u64>,
+    ) {
+        let start = Instant::now();
+        self.fetches.extend(input.fetches.iter().cloned());
+        let moves_more = !input.swap_out.is_empty() || !input.swap_in.is_empty() || !input.copies.is_empty();
+        if !moves_more && self.fetches.is_empty() {
             return;
         }
-        let _guard = self.host_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let host_lock = Arc::clone(&self.host_lock);
+        let _guard = host_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let arrays = &self.arrays;
-        let units = Units::new(arrays.len());
-        pool.run(&|_| {
-            while let Some(unit) = units.take() {
-                let array = &arrays[unit];
+        let for_arrays = |copy: &(dyn Fn(&Array) + Sync)| {
+            let units = Units::new(arrays.len());
+            pool.run(&|_| {
+                while let Some(unit) = units.take() {
+                    copy(&arrays[unit]);
+                }
+            });
+        };
+        if moves_more {
+            for_arrays(&|array| {
                 array.copy(&array.device, &array.host, &input.swap_out);
                 array.copy(&array.host, &array.device, &input.swap_in);
                 array.copy(&array.device, &array.device, &input.copies);
-                for fetch in &input.fetches {
-                    array.copy(&array.host, &array.device, &fetch.copies);
-                }
+            });
+        }
+        let block_bytes: usize = arrays.iter().map(Array::block_bytes).sum();
+        let piece = (FETCH_PIECE_BYTES / block_bytes.max(1)).max(1);
+        while let Some(fetch) = self.fetches.front() {
+            let end = fetch.copies.len().min(self.num_copied + piece);
+            let copies = &fetch.copies[self.num_copied..end];
+            for_arrays(&|array| array.copy(&array.host, &array.device, copies));
+            self.num_copied = end;
+            if end == fetch.copies.len() {
+                fetched.push(fetch.id);
+                self.fetches.pop_front();
+                self.num_copied = 0;
             }
-        });
+            if limit.is_some_and(|limit| start.elapsed() >= limit) {
+                break;
+            }
+        }
     }
 }
 
@@ -244,7 +280,7 @@ impl HostBlocks for CpuHostBlocks {
     }
 
     fn block_bytes(&self) -> usize {
-        self.arrays.iter().map(|array| array.key_block_bytes + array.value_block_bytes).sum()
+        self.arrays.iter().map(Array::block_bytes).sum()
     }
 
     fn read(&self, block: u32, to: &mut [u8]) {
@@ -274,6 +310,10 @@ fn block_bytes(spec: &KvSpec, layer: KvLayerSpec) -> Option<(usize, usize)> {
 }
 
 impl Array {
+    fn block_bytes(&self) -> usize {
+        self.key_block_bytes + self.value_block_bytes
+    }
+
     /// Block numbers were checked against the tiers' sizes when the step came in.
     fn copy(&self, from: &Tier, to: &Tier, copies: &[BlockCopy]) {
         for copy in copies {
@@ -365,6 +405,47 @@ impl KvLayer {
                 }
                 KvDtype::F8E4M3 => unreachable!("no such cache is made"),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_takes_its_turn_and_is_whole_when_it_is_told_of() {
+        const NUM_BLOCKS: u32 = 12;
+        let layer = KvLayerSpec { num_kv_heads: 8, head_dim: 128 };
+        let spec = KvSpec::full(layer, 4, KvDtype::F32, PANEL_KEYS);
+        let num_blocks = NUM_BLOCKS as usize;
+        let mut kv = KvCache::new(&spec, num_blocks, 2 * num_blocks, |_| false).expect("a cache");
+        let (host, pool) = (kv.host_blocks(), Pool::new(2, false).expect("threads"));
+        let content = |block: u32| vec![block as u8 + 1; host.block_bytes()];
+        assert!(host.block_bytes() * num_blocks > 3 * FETCH_PIECE_BYTES);
+        (0..NUM_BLOCKS).for_each(|block| host.write(block, &content(block)));
+        let copies =
+            |from: u32, to: u32| (0..NUM_BLOCKS).map(move |i| BlockCopy { from: from + i, to: to + i });
+        let fetch = Fetch { id: 7, copies: copies(0, 0).collect() };
+        let (mut input, mut fetched) =
+            (StepInput { fetches: vec![fetch], ..StepInput::default() }, Vec::new());
+        let mut num_steps = 0;
+        while fetched.is_empty() {
+            kv.move_blocks(&input, &pool, Some(Duration::ZERO), &mut fetched);
+            input.fetches.clear();
+            num_steps += 1;
+        }
+        assert_eq!(fetched, [7]);
+        assert!(num_steps > 3, "{num_steps} steps");
+        // Back to other blocks of the host, where they can be looked at; and a second fetch, at once.
+        input.swap_out = copies(0, NUM_BLOCKS).collect();
+        input.fetches = vec![Fetch { id: 8, copies: copies(0, 0).take(5).collect() }];
+        kv.move_blocks(&input, &pool, None, &mut fetched);
+        assert_eq!(fetched, [7, 8]);
+        let mut bytes = vec![0; host.block_bytes()];
+        for block in 0..NUM_BLOCKS {
+            host.read(NUM_BLOCKS + block, &mut bytes);
+            assert_eq!(bytes, content(block), "block {block}");
         }
     }
 }

@@ -30,6 +30,7 @@ struct Case {
     window: Option<u32>,
     softcap: Option<f32>,
     alibi: bool,
+    sinks: bool,
     head_norms: bool,
     split: u32,
 }
@@ -44,6 +45,7 @@ const PLAIN: Case = Case {
     window: None,
     softcap: None,
     alibi: false,
+    sinks: false,
     head_norms: false,
     split: 0,
 };
@@ -61,6 +63,8 @@ fn cases() -> Vec<Case> {
         Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, split: 16, ..PLAIN },
         Case { dtype: KvDtype::Int8, style: RopeStyle::Interleaved, split: 64, ..PLAIN },
         Case { dtype: KvDtype::Int8, head_dim: 40, rotary_dim: 20, window: Some(50), ..PLAIN },
+        Case { sinks: true, window: Some(33), split: 32, ..PLAIN },
+        Case { dtype: KvDtype::BF16, sinks: true, num_heads: 8, num_kv_heads: 1, head_dim: 64, ..PLAIN },
     ]
 }
 
@@ -81,6 +85,8 @@ fn build(backend: &mut dyn Backend, case: &Case) -> Setup {
     let head_weight = backend.load_vector(&random.normals(case.head_dim)).expect("loads");
     let slopes: Vec<f32> = (0..case.num_heads).map(|head| 0.5 / (head + 1) as f32).collect();
     let slopes = backend.load_vector(&slopes).expect("loads");
+    let sinks: Vec<f32> = (0..case.num_heads).map(|head| head as f32 - 3.0).collect();
+    let sinks = backend.load_vector(&sinks).expect("loads");
     let inv_freq = (0..case.rotary_dim / 2).map(|i| 0.7f32.powi(i as i32)).collect();
     let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: case.style }).expect("creates");
     let layer = KvLayerSpec { num_kv_heads: case.num_kv_heads, head_dim: case.head_dim };
@@ -115,6 +121,7 @@ fn build(backend: &mut dyn Backend, case: &Case) -> Setup {
             scale: 0.2,
             softcap: case.softcap,
             alibi: case.alibi.then_some(slopes),
+            sinks: case.sinks.then_some(sinks),
             query,
             output,
         }),
@@ -243,6 +250,7 @@ fn a_long_context_in_segments_has_the_same_bits_however_it_is_split() {
         Case { dtype: KvDtype::F16, ..PLAIN },
         Case { dtype: KvDtype::Int8, window: Some(600), ..PLAIN },
         Case { head_dim: 40, rotary_dim: 20, alibi: true, softcap: Some(2.0), ..PLAIN },
+        Case { dtype: KvDtype::F16, sinks: true, ..PLAIN },
     ];
     let run_all = |backend: &mut dyn Backend, case: &Case, one_by_one: bool| -> Vec<f32> {
         let setup = build(backend, case);
@@ -340,6 +348,7 @@ fn a_head_of_zeros_is_stored_and_one_that_is_no_number_shows() {
                     scale: 1.0,
                     softcap: None,
                     alibi: None,
+                    sinks: None,
                     query,
                     output,
                 }),
@@ -411,6 +420,7 @@ fn sharing_a_beginning_does_not_change_a_bit() {
         Case { dtype: KvDtype::BF16, num_heads: 8, num_kv_heads: 8, alibi: true, ..PLAIN },
         Case { dtype: KvDtype::Int8, window: Some(600), ..PLAIN },
         Case { head_dim: 40, rotary_dim: 20, alibi: true, softcap: Some(2.0), ..PLAIN },
+        Case { dtype: KvDtype::F16, sinks: true, ..PLAIN },
         Case { num_heads: 70, num_kv_heads: 1, head_dim: 16, rotary_dim: 16, ..PLAIN },
     ];
     // Decodes of one context at different places, each of which computes its token again: 512 keys are common to all, 1024 to
@@ -472,7 +482,7 @@ fn share(case: &Case, mut input: StepInput, border: usize) -> StepInput {
         max_split_queries: 0,
         max_queries_per_item: 32,
     };
-    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
+    plan_relay(&seqs, &[], &shared, &options, &mut input.attention[0]);
     input
 }
 

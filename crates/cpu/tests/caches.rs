@@ -67,6 +67,7 @@ fn build(backend: &mut dyn Backend, dtype: KvDtype, head_dim: usize) -> Setup {
             scale,
             softcap: None,
             alibi: None,
+            sinks: None,
             query,
             output,
         }),

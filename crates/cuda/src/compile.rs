@@ -20,10 +20,16 @@ const HEADS: &str = include_str!("kernels/heads.cu");
 const ENCODER: &str = include_str!("kernels/encoder.cu");
 const WEIGHTS: &str = include_str!("kernels/weights.cuh");
 const PRODUCT: &str = include_str!("kernels/product.cu");
+const PACKED_SHARED: &str = include_str!("kernels/packed.cuh");
 const PACKED: &str = include_str!("kernels/packed.cu");
+const WIDE: &str = include_str!("kernels/wide.cuh");
+const PACKED_WIDE: &str = include_str!("kernels/packed_wide.cu");
+const FP8_WIDE: &str = include_str!("kernels/fp8_wide.cu");
+const PRODUCT_SHARED: &str = include_str!("kernels/product.cuh");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
 const ATTENTION_LATENT: &str = include_str!("kernels/attention_latent.cu");
+const ATTENTION_LATENT_MANY: &str = include_str!("kernels/attention_latent_many.cu");
 const ATTENTION_TILE: &str = include_str!("kernels/attention_tile.cuh");
 const ATTENTION_FP8: &str = include_str!("kernels/attention_fp8.cuh");
 const ATTENTION_FEW: &str = include_str!("kernels/attention_few.cu");
@@ -32,6 +38,7 @@ const ATTENTION_WIDE: &str = include_str!("kernels/attention_wide.cu");
 const SKINNY: &str = include_str!("kernels/skinny.cu");
 const GATED: &str = include_str!("kernels/gated.cu");
 const GROUPED: &str = include_str!("kernels/grouped.cu");
+const GROUPED_FEW: &str = include_str!("kernels/grouped_few.cu");
 const EXPERTS_SHARED: &str = include_str!("kernels/experts.cuh");
 const EXPERTS: &str = include_str!("kernels/experts.cu");
 const EXPERT_PRODUCT: &str = include_str!("kernels/expert_product.cu");
@@ -63,6 +70,11 @@ pub(crate) enum Unit {
         tiles: u32,
         is_gated: bool,
     },
+    /// Those of up to some hundred tokens, where [`has_gated`].
+    PackedWide {
+        bits: u32,
+        is_gated: bool,
+    },
     Skinny {
         tiles: u32,
         weights: SkinnyWeights,
@@ -71,6 +83,8 @@ pub(crate) enum Unit {
     Gated {
         is_fp8: bool,
     },
+    /// Other products of e4m3 with up to some hundred tokens, where [`has_gated`].
+    Fp8Wide,
     /// The same for experts.
     Grouped,
     /// What stands around the products of experts.
@@ -140,11 +154,11 @@ impl Unit {
             units.extend(SKINNY_TILES.map(|tiles| Self::Skinny { tiles, weights }));
         }
         for bits in PACKED_BITS {
-            units.extend(Self::packed(bits));
+            units.extend(Self::packed(bits, architecture));
         }
         if has_gated(architecture) {
             units.extend([false, true].map(|is_fp8| Self::Gated { is_fp8 }));
-            units.push(Self::Grouped);
+            units.extend([Self::Fp8Wide, Self::Grouped]);
         }
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
@@ -156,19 +170,28 @@ impl Unit {
     }
 
     /// All of one packing.
-    pub(crate) fn packed(bits: u32) -> impl Iterator<Item = Self> {
-        PACKED_TILES
-            .into_iter()
-            .flat_map(move |tiles| [false, true].map(|is_gated| Self::Packed { bits, tiles, is_gated }))
+    pub(crate) fn packed(bits: u32, architecture: &str) -> Vec<Self> {
+        let mut units = Vec::new();
+        for is_gated in [false, true] {
+            units.extend(PACKED_TILES.map(|tiles| Self::Packed { bits, tiles, is_gated }));
+            units.extend(has_gated(architecture).then_some(Self::PackedWide { bits, is_gated }));
+        }
+        units
     }
 
     fn source(self) -> String {
         let parts: &[&str] = match self {
             Self::Basic(_) => &[COMMON, BASIC, HEADS, ENCODER],
             Self::Product(..) => &[COMMON, WEIGHTS, PRODUCT],
-            Self::Packed { .. } => &[COMMON, WEIGHTS, PACKED],
+            Self::Packed { .. } => &[COMMON, WEIGHTS, PRODUCT_SHARED, PACKED_SHARED, PACKED],
+            Self::PackedWide { .. } => {
+                &[COMMON, HOPPER, WEIGHTS, PRODUCT_SHARED, PACKED_SHARED, WIDE, PACKED_WIDE]
+            }
+            Self::Fp8Wide => &[COMMON, HOPPER, PRODUCT_SHARED, WIDE, FP8_WIDE],
             Self::AttentionAny(_) => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
-            Self::AttentionLatent { .. } => &[COMMON, ATTENTION_SHARED, ATTENTION_LATENT],
+            Self::AttentionLatent { .. } => {
+                &[COMMON, HOPPER, ATTENTION_SHARED, ATTENTION_LATENT, ATTENTION_LATENT_MANY]
+            }
             Self::AttentionFew(_) => {
                 &[COMMON, ATTENTION_SHARED, ATTENTION_TILE, ATTENTION_FP8, ATTENTION_FEW]
             }
@@ -183,7 +206,7 @@ impl Unit {
             ],
             Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Gated { .. } => &[COMMON, HOPPER, GATED],
-            Self::Grouped => &[COMMON, HOPPER, GROUPED],
+            Self::Grouped => &[COMMON, HOPPER, GROUPED, GROUPED_FEW],
             Self::Experts(_) => &[COMMON, EXPERTS_SHARED, EXPERTS],
             Self::ExpertProduct(..) => &[COMMON, WEIGHTS, PRODUCT, EXPERTS_SHARED, EXPERT_PRODUCT],
             Self::SampleChoose => &[COMMON, SAMPLE_SHARED, SAMPLE_CHOOSE],
@@ -225,6 +248,9 @@ impl Unit {
                 format!("-DTILES={tiles}"),
                 format!("-DIS_GATED={}", u8::from(is_gated)),
             ],
+            Self::PackedWide { bits, is_gated } => {
+                vec![format!("-DBITS={bits}"), format!("-DIS_GATED={}", u8::from(is_gated))]
+            }
             Self::AttentionFew(tiling) | Self::AttentionMany(tiling) => vec![
                 format!("-DHEAD_DIM={}", tiling.head_dim),
                 format!("-DIS_F16={}", u8::from(tiling.cache != KvDtype::BF16)),
@@ -236,7 +262,9 @@ impl Unit {
                 vec![format!("-DTILES={tiles}"), format!("-DFP8={}", weights as u8)]
             }
             Self::Gated { is_fp8 } => vec![format!("-DFP8={}", u8::from(is_fp8))],
-            Self::Grouped | Self::SampleChoose | Self::SampleScore | Self::Graph => Vec::new(),
+            Self::Fp8Wide | Self::Grouped | Self::SampleChoose | Self::SampleScore | Self::Graph => {
+                Vec::new()
+            }
         }
     }
 
@@ -245,8 +273,10 @@ impl Unit {
             Self::Basic(precision) => format!("basic {precision:?}"),
             Self::Product(format, precision) => format!("product {format} {precision:?}"),
             Self::Packed { bits, tiles, is_gated } => format!("packed {bits} {tiles} {is_gated}"),
+            Self::PackedWide { bits, is_gated } => format!("packed_wide {bits} {is_gated}"),
             Self::Skinny { tiles, weights } => format!("skinny {tiles} {weights:?}"),
             Self::Gated { is_fp8 } => format!("gated{}", if is_fp8 { " fp8" } else { "" }),
+            Self::Fp8Wide => "fp8_wide".to_owned(),
             Self::Grouped => "grouped".to_owned(),
             Self::Experts(precision) => format!("experts {precision:?}"),
             Self::ExpertProduct(format, precision) => format!("experts {format} {precision:?}"),

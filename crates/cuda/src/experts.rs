@@ -1,9 +1,8 @@
-//! Mixtures of experts: memory for them, the router, and products of few tokens, which read only the experts that were chosen. Those
-//! of many tokens are `grouped`'s where the device and the weights allow it.
+//! Mixtures of experts: memory for them, and products of few tokens, which read only the experts that were chosen. Those of many tokens
+//! are `grouped`'s where the device and the weights allow it. The router is `route`'s.
 
 use baton_backend::{
-    BackendError, BufferId, ExpertGated, ExpertLinear, GroupScore, NormKind, Op, Program, Route, RouteScores,
-    WeightFormat, WeightId,
+    BackendError, BufferId, ExpertGated, ExpertLinear, Op, Program, Route, WeightFormat, WeightId,
 };
 
 use crate::device::Device;
@@ -12,22 +11,18 @@ use crate::grouped::MAX_TILE;
 use crate::layout::Layout;
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, ExpertParams, RouteParams};
-use crate::products::Product;
+use crate::route::{Finish, Mixture};
 use crate::weights::Part;
 
-/// Rows of a router or of a head that a block takes: one a warp.
-const BLOCK_ROWS: u32 = 4;
 /// Rows of a down projection that a block takes, as in `expert_product.cu`.
 const LINEAR_ROWS: u32 = 4;
 /// Warps of a block that takes rows of experts, and how many such blocks a multiprocessor holds.
 const EXPERT_WARPS: u32 = 8;
 const EXPERT_BLOCKS: u32 = 3;
 /// Columns that a block can keep in shared memory as f32, without asking for more of it.
-const MAX_STAGED: usize = 11_776;
+const MAX_STAGED: usize = 11_520;
 /// Experts of a token, shared ones included.
 const MAX_SLOTS: usize = 64;
-/// With more tokens the router's product is a library's.
-const MAX_FEW: u32 = 16;
 /// As in `experts.cuh`.
 const MAX_ROUTED: usize = 512;
 const MAX_CHOSEN: usize = 32;
@@ -41,13 +36,14 @@ const LATENT_DIM: usize = 576;
 #[derive(Debug)]
 pub(crate) struct ExpertMemory {
     /// Of a router, `[max tokens, rows]` f32.
-    products: DeviceMemory,
-    /// Blocks of each token that are done: 0 between launches.
-    arrivals: DeviceMemory,
+    pub(crate) products: DeviceMemory,
+    /// Blocks that are done of all tokens and of each: 0 between launches.
+    pub(crate) arrivals: DeviceMemory,
     /// How many tiles there are, then the expert of each.
     tiles: DeviceMemory,
-    /// The row of each slot.
+    /// The row of each slot, and the token of each row.
     pub(crate) places: DeviceMemory,
+    pub(crate) sources: DeviceMemory,
     /// Rows in the order of experts, `[rows, hidden]`, and what their gates let through, `[rows, intermediate]`.
     pub(crate) rows: DeviceMemory,
     pub(crate) inner: DeviceMemory,
@@ -55,6 +51,7 @@ pub(crate) struct ExpertMemory {
     pub(crate) num_rows: usize,
     /// Weights whose products of many tokens are grouped.
     pub(crate) grouped: Vec<WeightId>,
+    pub(crate) mixtures: Vec<Mixture>,
 }
 
 impl ExpertMemory {
@@ -65,10 +62,12 @@ impl ExpertMemory {
             arrivals: nothing()?,
             tiles: nothing()?,
             places: nothing()?,
+            sources: nothing()?,
             rows: nothing()?,
             inner: nothing()?,
             num_rows: 0,
             grouped: Vec::new(),
+            mixtures: Vec::new(),
         })
     }
 
@@ -145,6 +144,7 @@ impl Device {
             None => ExpertMemory::new(&self.gpu)?,
         };
         memory.grouped.extend(self.grouped_weights(program));
+        memory.mixtures.extend(Mixture::find(program));
         let sized = program.ops.iter().try_for_each(|op| self.size_experts(&mut memory, op, max_tokens));
         self.experts = Some(memory);
         sized
@@ -173,7 +173,7 @@ impl Device {
             Op::Route(op) => {
                 let rows = self.weights[op.weight.0 as usize].rows;
                 grow(gpu, &mut memory.products, mul(max_tokens, rows).and_then(|count| mul(count, 4)))?;
-                if grow(gpu, &mut memory.arrivals, mul(max_tokens, 4))? {
+                if grow(gpu, &mut memory.arrivals, mul(max_tokens + 1, 4))? {
                     memory.arrivals.clear(gpu)?;
                 }
             }
@@ -194,6 +194,7 @@ impl Device {
                 let (rows_bytes, inner_bytes) = (bytes(weight.cols), bytes(weight.expert_rows() / 2));
                 let tiles = count.map(|count| 4 * (count / 64 + weight.num_experts + 1));
                 grow(gpu, &mut memory.tiles, tiles)?;
+                grow(gpu, &mut memory.sources, mul(memory.num_rows, 4))?;
                 grow(gpu, &mut memory.rows, rows_bytes)?;
                 grow(gpu, &mut memory.inner, inner_bytes)?;
             }
@@ -223,76 +224,6 @@ impl Run<'_> {
         (buffer.memory.address(), buffer.cols / 2)
     }
 
-    pub(crate) fn route(&mut self, op: &Route) -> Result<(), BackendError> {
-        let tokens = self.shape.tokens;
-        if tokens == 0 {
-            return Ok(());
-        }
-        let params = self.route_params(op)?;
-        let weight = &self.device.weights[op.weight.0 as usize];
-        if let [Part { layout: Layout::Plain(format), .. }] = weight.parts.as_slice()
-            && tokens <= MAX_FEW
-            && weight.cols <= MAX_STAGED
-            && op.norm.is_none_or(|norm| norm.kind == NormKind::Rms)
-        {
-            let function = self.device.kernels.expert_products(*format).route;
-            let grid = (params.num_rows.div_ceil(BLOCK_ROWS), tokens);
-            // SAFETY: the struct is the kernel's; products and arrivals were made for the largest step.
-            return unsafe { self.device.gpu.launch(function, grid, 128, 4 * params.cols, &params) };
-        }
-        let (rows, cols) = (weight.rows, weight.cols);
-        let input = self.normed(op.input, op.norm.as_ref(), cols)?;
-        self.product(&Product {
-            input,
-            is_fp8: false,
-            m: self.tokens(),
-            max_m: self.device.max_tokens,
-            weight: op.weight,
-            bias: None,
-            output: params.products,
-            output_stride: rows,
-            accumulate: false,
-            is_f32: true,
-            softcap: None,
-        })?;
-        let function = self.device.kernels.experts().choose;
-        // SAFETY: the struct is the kernel's; the products are those of these tokens.
-        unsafe { self.device.gpu.launch(function, (tokens.div_ceil(4), 1), 128, 0, &params) }
-    }
-
-    fn route_params(&self, op: &Route) -> Result<RouteParams, BackendError> {
-        let device = &*self.device;
-        let memory = device.experts.as_ref().expect("made when the program was compiled");
-        let weight = &device.weights[op.weight.0 as usize];
-        let part = weight.parts.first().ok_or_else(|| unsupported("a router without rows"))?;
-        Ok(RouteParams {
-            step: device.step.address(),
-            weight: part.memory.address(),
-            row_bytes: part.unit_bytes as u64,
-            input: self.buffer(op.input, weight.cols)?,
-            norm: self.vector(op.norm.map(|norm| norm.weight)),
-            bias: self.vector(op.bias),
-            selection_bias: self.vector(op.selection_bias),
-            products: memory.products.address(),
-            arrivals: memory.arrivals.address(),
-            routing: self.routing(op.routing).0,
-            num_tokens: self.shape.tokens,
-            num_rows: weight.rows as u32,
-            cols: weight.cols as u32,
-            num_experts: (weight.rows - usize::from(op.has_shared_gate)) as u32,
-            top_k: op.top_k as u32,
-            num_shared: op.num_shared as u32,
-            has_shared_gate: u32::from(op.has_shared_gate),
-            is_sigmoid: u32::from(op.scores == RouteScores::Sigmoid),
-            normalizes: u32::from(op.normalizes),
-            num_groups: op.groups.map_or(0, |groups| groups.count as u32),
-            chosen_groups: op.groups.map_or(0, |groups| groups.chosen as u32),
-            sums_two: u32::from(op.groups.is_some_and(|groups| groups.score == GroupScore::BestTwo)),
-            eps: op.norm.map_or(0.0, |norm| norm.eps),
-            scale: op.scale,
-        })
-    }
-
     pub(crate) fn expert_gated(&mut self, op: &ExpertGated) -> Result<(), BackendError> {
         let tokens = self.shape.tokens;
         if tokens == 0 {
@@ -305,6 +236,7 @@ impl Run<'_> {
         if let Some(tile) = self.grouped_tile(op.weight, num_slots) {
             return self.grouped_gated(op, tile);
         }
+        let found = self.found_route(op.weight)?;
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let rows = weight.expert_rows();
@@ -327,9 +259,11 @@ impl Run<'_> {
             accumulate: 0,
             block_rows: self.gated_rows(tokens * num_slots as u32, (rows / 2) as u32),
             eps: op.norm.map_or(0.0, |norm| norm.eps),
+            finds: u32::from(found.is_some()),
+            route: found.unwrap_or_default(),
         };
         for part in &weight.parts {
-            let (params, format) = of_part(params, part, rows)?;
+            let (params, format) = of_part(&params, part, rows)?;
             let grid = (tokens * num_slots as u32, params.num_rows.div_ceil(params.block_rows));
             let function = device.kernels.expert_products(format).gated;
             let threads = 32 * EXPERT_WARPS;
@@ -348,6 +282,7 @@ impl Run<'_> {
         if let Some(tile) = self.grouped_tile(op.weight, num_slots) {
             return self.grouped_linear(op, tile);
         }
+        let found = self.found_route(op.weight)?;
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let rows = weight.expert_rows();
@@ -370,9 +305,11 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             block_rows: LINEAR_ROWS,
             eps: 0.0,
+            finds: u32::from(found.is_some()),
+            route: found.unwrap_or_default(),
         };
         for (number, part) in weight.parts.iter().enumerate() {
-            let (mut params, format) = of_part(params, part, rows)?;
+            let (mut params, format) = of_part(&params, part, rows)?;
             // What the experts of the first part gave is there already.
             params.accumulate |= u32::from(number > 0);
             let grid = (tokens, params.num_rows.div_ceil(LINEAR_ROWS));
@@ -389,11 +326,18 @@ impl Run<'_> {
         let of_warp = (slots * rows).div_ceil(round * EXPERT_WARPS).max(1);
         of_warp * EXPERT_WARPS
     }
+
+    /// What a product needs that finds its experts in the router's products by itself.
+    fn found_route(&self, experts: WeightId) -> Result<Option<RouteParams>, BackendError> {
+        let mixture = self.mixture(|mixture| mixture.has(experts));
+        let finds = |mixture: &Mixture| self.route_finish(mixture) == Finish::Products;
+        mixture.filter(finds).map(|mixture| self.route_params(&mixture.route)).transpose()
+    }
 }
 
 /// The same for the experts of one part, and their format.
 fn of_part(
-    params: ExpertParams,
+    params: &ExpertParams,
     part: &Part,
     rows: usize,
 ) -> Result<(ExpertParams, WeightFormat), BackendError> {
@@ -406,7 +350,7 @@ fn of_part(
         row_bytes: part.unit_bytes as u64,
         first_expert: (part.first_row / rows) as u32,
         num_experts: (part.rows / rows) as u32,
-        ..params
+        ..*params
     };
     Ok((params, format))
 }

@@ -98,7 +98,10 @@ impl Run<'_> {
             !is_fp8 || (self.multiplies_fp8(op.weight) && self.tokens() > device.skinny_rows(kind));
         let fits = is_wanted
             && op.bias.is_none()
-            && !matches!(op.activation, Activation::Relu | Activation::ReluSquared)
+            && !matches!(
+                op.activation,
+                Activation::Relu | Activation::ReluSquared | Activation::ClampedSwiglu
+            )
             && weight.rows.is_multiple_of(2)
             && weight.cols.is_multiple_of(kind.unit())
             && !device.kernels.gated(is_fp8).is_empty();

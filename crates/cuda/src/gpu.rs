@@ -212,6 +212,30 @@ impl Gpu {
         unsafe { self.launch_on(self.stream, function, grid, threads, shared_bytes, params) }
     }
 
+    /// The same in clusters of so many neighbouring blocks.
+    ///
+    /// # Safety
+    /// As for `launch`.
+    pub(crate) unsafe fn launch_clusters<P>(
+        &self,
+        function: Function,
+        (blocks, cluster): (u32, u32),
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), BackendError> {
+        let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let attribute = sys::CUlaunchAttribute_st {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue_union { clusterDim: dimension },
+        };
+        // SAFETY: by contract.
+        unsafe {
+            self.launch_with(&[attribute], self.stream, function, (blocks, 1), threads, shared_bytes, params)
+        }
+    }
+
     /// # Safety
     /// As for `launch`.
     pub(crate) unsafe fn launch_on<P>(
@@ -223,11 +247,30 @@ impl Gpu {
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), BackendError> {
-        let mut attribute = sys::CUlaunchAttribute_st {
+        // SAFETY: by contract.
+        unsafe { self.launch_with(&[], stream, function, grid, threads, shared_bytes, params) }
+    }
+
+    /// # Safety
+    /// As for `launch`.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn launch_with<P>(
+        &self,
+        attributes: &[sys::CUlaunchAttribute_st],
+        stream: Stream,
+        function: Function,
+        grid: (u32, u32),
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), BackendError> {
+        let overlap = sys::CUlaunchAttribute_st {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
         };
+        let mut all = attributes.to_vec();
+        all.extend(self.overlaps_launches.then_some(overlap));
         let config = sys::CUlaunchConfig_st {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -237,8 +280,8 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
             hStream: stream.0,
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.overlaps_launches),
+            attrs: all.as_mut_ptr(),
+            numAttrs: all.len() as u32,
         };
         let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the configuration and the argument list live through the call; the caller vouches for the rest.
@@ -312,6 +355,40 @@ pub(crate) fn map_matrix(
     }
     .result()
     .map_err(failed("describing a matrix"))?;
+    Ok(TensorMap(map.opaque))
+}
+
+/// Describes tiles of packed weights for bulk copies of a record of some tiles, one behind the other. What is beyond is zero.
+pub(crate) fn map_records(
+    address: u64,
+    tiles: usize,
+    tile_bytes: usize,
+    record_bytes: usize,
+    box_tiles: u32,
+) -> Result<TensorMap, BackendError> {
+    let kind = sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+    let (dims, strides) = ([tile_bytes as u64 / 8, tiles as u64], [tile_bytes as u64]);
+    let (box_dims, steps) = ([record_bytes as u32 / 8, box_tiles], [1_u32; 2]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: the arrays have as many numbers as the rank asks for; only the map is written.
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            dims.len() as u32,
+            address as *mut c_void,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            box_dims.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(failed("describing packed weights"))?;
     Ok(TensorMap(map.opaque))
 }
 

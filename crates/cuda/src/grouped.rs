@@ -1,5 +1,6 @@
-//! Products of many tokens with bf16 experts as one launch each, where the device has `grouped.cu`: slots are sorted by expert on
-//! the device, rows are copied into that order, multiplied tile by tile, and what a token's experts gave is added up.
+//! Products of more than a few tokens with bf16 experts as one launch each, where the device has `grouped.cu`: slots are sorted by
+//! expert on the device, multiplied tile by tile, and what a token's experts gave is added up. Where experts have few rows
+//! (`grouped_few.cu`) the rows are read where they lie; where tiles are large they are copied into the order of experts first.
 
 use baton_backend::{
     BackendError, ExpertGated, ExpertLinear, HeadLinear, NormKind, Op, Program, VectorId, WeightFormat,
@@ -7,10 +8,12 @@ use baton_backend::{
 };
 
 use crate::device::Device;
+use crate::experts::ExpertMemory;
 use crate::gpu::{Fetches, map_bf16};
 use crate::layout::Layout;
 use crate::ops::{Run, activation_number};
-use crate::params::{CombineParams, GatherParams, GroupedParams, SortParams};
+use crate::params::{CombineParams, FewParams, GatherParams, GroupedParams};
+use crate::route::Finish;
 
 /// Columns of a stage.
 const CHUNK: usize = 64;
@@ -18,7 +21,7 @@ const THREADS: u32 = 384;
 /// With fewer tokens a warp for each row of each slot is faster.
 const MIN_TOKENS: usize = 5;
 /// The same for products of heads, whose weights all tokens share.
-const MIN_HEAD_TOKENS: usize = 16;
+const MIN_HEAD_TOKENS: usize = 4;
 /// Gelu: those after it have no kernels in `grouped.cu`.
 const LAST_ACTIVATION: u32 = 2;
 /// Experts that one block sorts by: its threads.
@@ -27,6 +30,36 @@ const MAX_SORTED: usize = 1024;
 const LARGE_ROWS: usize = 48;
 /// The largest tile.
 pub(crate) const MAX_TILE: usize = 128;
+
+/// As in `grouped_few.cu`: rows of a tile, rows of weights that come together and of all of a stage, rows of a result that go together,
+/// stages, threads.
+pub(crate) const FEW_TILE: usize = 64;
+const FEW_BOX_ROWS: usize = 64;
+const FEW_WEIGHT_ROWS: usize = 128;
+const FEW_RESULT_ROWS: usize = 16;
+const FEW_STAGES: usize = 8;
+const FEW_THREADS: u32 = 256;
+
+/// One of its kernels.
+#[derive(Debug)]
+pub(crate) struct FewShape {
+    pub(crate) name: &'static str,
+    /// Results of a tile.
+    outputs: usize,
+}
+
+pub(crate) const FEW_SHAPES: [FewShape; 2] = [
+    FewShape { name: "grouped_few_gated", outputs: 64 },
+    FewShape { name: "grouped_few_plain", outputs: 128 },
+];
+
+impl FewShape {
+    /// As for [`GroupedShape`].
+    pub(crate) fn shared_bytes(&self) -> u32 {
+        let stage = (FEW_TILE + FEW_WEIGHT_ROWS) * CHUNK * 2;
+        (FEW_STAGES * (stage + 16) + FEW_TILE * self.outputs * 2 + 1024) as u32
+    }
+}
 
 /// One of the kernels of `grouped.cu`.
 #[derive(Debug)]
@@ -38,8 +71,7 @@ pub(crate) struct GroupedShape {
     is_gated: bool,
 }
 
-pub(crate) const GROUPED_SHAPES: [GroupedShape; 4] = [
-    GroupedShape { name: "grouped_gated_64", tokens: 64, stages: 5, is_gated: true },
+pub(crate) const GROUPED_SHAPES: [GroupedShape; 3] = [
     GroupedShape { name: "grouped_gated_128", tokens: 128, stages: 4, is_gated: true },
     GroupedShape { name: "grouped_plain_64", tokens: 64, stages: 4, is_gated: false },
     GroupedShape { name: "grouped_plain_128", tokens: 128, stages: 3, is_gated: false },
@@ -104,25 +136,24 @@ impl Run<'_> {
         can.then_some(if is_large { 128 } else { 64 })
     }
 
-    /// Sorts the slots, and copies the normed rows into that order.
-    pub(crate) fn gather_rows(&mut self, op: &ExpertGated, tile: usize) -> Result<(), BackendError> {
+    /// Sorts the slots, if the router has not.
+    fn sort_slots(&self, op: &ExpertGated) -> Result<(), BackendError> {
+        if self.finish_before(op.weight) == Some(Finish::Sorted) {
+            return Ok(());
+        }
+        let device = &*self.device;
+        let params = self.sort_params(op.weight, op.routing);
+        // SAFETY: the struct is the kernel's; the memory was made for the largest step of the program.
+        unsafe { device.gpu.launch(device.kernels.experts().sort, (1, 1), 1024, 0, &params) }
+    }
+
+    /// Copies the normed rows into the order of experts.
+    fn gather_rows(&self, op: &ExpertGated) -> Result<(), BackendError> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let memory = device.experts.as_ref().expect("made when the program was compiled");
-        let (routing, num_slots) = self.routing(op.routing);
+        let (_, num_slots) = self.routing(op.routing);
         let tokens = self.shape.tokens;
-        let kernels = device.kernels.experts();
-        let sort = SortParams {
-            step: device.step.address(),
-            routing,
-            num_tiles: memory.num_tiles(),
-            tiles: memory.tiles(),
-            places: memory.places.address(),
-            num_tokens: tokens,
-            num_slots: num_slots as u32,
-            num_experts: weight.num_experts as u32,
-            tile_rows: tile as u32,
-        };
         let gather = GatherParams {
             step: device.step.address(),
             input: self.buffer(op.input, weight.cols)?,
@@ -134,11 +165,8 @@ impl Run<'_> {
             cols: weight.cols as u32,
             eps: op.norm.map_or(0.0, |norm| norm.eps),
         };
-        // SAFETY: the structs are the kernels'; the memory was made for the largest step of the program.
-        unsafe {
-            device.gpu.launch(kernels.sort, (1, 1), 1024, 0, &sort)?;
-            device.gpu.launch(kernels.gather, (tokens, 1), 256, 0, &gather)
-        }
+        // SAFETY: the struct is the kernel's; the memory was made for the largest step of the program.
+        unsafe { device.gpu.launch(device.kernels.experts().gather, (tokens, 1), 256, 0, &gather) }
     }
 
     /// True where the rows of an op can be normed on their way.
@@ -147,20 +175,30 @@ impl Run<'_> {
     }
 
     pub(crate) fn grouped_gated(&mut self, op: &ExpertGated, tile: usize) -> Result<(), BackendError> {
-        self.gather_rows(op, tile)?;
+        self.sort_slots(op)?;
         let width = self.device.weights[op.weight.0 as usize].expert_rows() / 2;
-        let memory = self.device.experts.as_ref().expect("made when the program was compiled");
-        let (input, output) = (memory.rows.address(), memory.inner.address());
         let activation = activation_number(op.activation);
-        self.grouped_product(op.weight, [input, output], width, usize::from(tile == 128), activation)
+        if tile == FEW_TILE {
+            let input = self.normed_for_experts(op.weight, op.input, op.norm.as_ref())?;
+            let output = self.expert_memory().inner.address();
+            return self.few_product(op.weight, [input, output], width, (0, activation));
+        }
+        self.gather_rows(op)?;
+        let memory = self.expert_memory();
+        let (input, output) = (memory.rows.address(), memory.inner.address());
+        self.grouped_product(op.weight, [input, output], width, 0, activation)
     }
 
     pub(crate) fn grouped_linear(&mut self, op: &ExpertLinear, tile: usize) -> Result<(), BackendError> {
         let width = self.device.weights[op.weight.0 as usize].expert_rows();
-        let memory = self.device.experts.as_ref().expect("made when the program was compiled");
+        let memory = self.expert_memory();
         // The rows that were gathered are not needed any more.
         let (input, output) = (memory.inner.address(), memory.rows.address());
-        self.grouped_product(op.weight, [input, output], width, 2 + usize::from(tile == 128), 0)?;
+        if tile == FEW_TILE {
+            self.few_product(op.weight, [input, output], width, (1, 0))?;
+        } else {
+            self.grouped_product(op.weight, [input, output], width, 2, 0)?;
+        }
         let device = &*self.device;
         let memory = device.experts.as_ref().expect("made when the program was compiled");
         let (routing, num_slots) = self.routing(op.routing);
@@ -195,7 +233,7 @@ impl Run<'_> {
         if !can {
             return Ok(false);
         }
-        let which = 2 + usize::from(tokens >= MAX_TILE);
+        let which = 1 + usize::from(tokens >= MAX_TILE);
         let shape = &GROUPED_SHAPES[which];
         let (input, output) = (&device.buffers[op.input.0 as usize], &device.buffers[op.output.0 as usize]);
         let map = |address, rows, cols, box_rows: usize| {
@@ -221,6 +259,45 @@ impl Run<'_> {
         // SAFETY: the struct is the kernel's; input, weight and output have the sizes that the maps say.
         unsafe { device.gpu.launch(function, (blocks, 1), THREADS, shape.shared_bytes(), &params) }?;
         Ok(true)
+    }
+
+    fn expert_memory(&self) -> &ExpertMemory {
+        self.device.experts.as_ref().expect("made when the program was compiled")
+    }
+
+    /// A product of tiles of few rows; `which` of [`FEW_SHAPES`], with an activation.
+    fn few_product(
+        &self,
+        weight: WeightId,
+        [input, output]: [u64; 2],
+        width: usize,
+        (which, activation): (usize, u32),
+    ) -> Result<(), BackendError> {
+        let device = &*self.device;
+        let memory = self.expert_memory();
+        let weight = &device.weights[weight.0 as usize];
+        let shape = &FEW_SHAPES[which];
+        let cols = weight.cols;
+        let map = |address, rows, cols, box_rows: usize| {
+            map_bf16(address, rows, cols, box_rows as u32, Fetches::Pairs)
+        };
+        let params = FewParams {
+            weight: map(weight.parts[0].memory.address(), weight.rows, cols, FEW_BOX_ROWS)?,
+            output_map: map(output, memory.num_rows, width, FEW_RESULT_ROWS)?,
+            num_tiles: memory.num_tiles(),
+            tiles: memory.tiles(),
+            sources: memory.sources.address(),
+            input,
+            width: width as u32,
+            expert_rows: weight.expert_rows() as u32,
+            cols: cols as u32,
+            num_chunks: cols.div_ceil(CHUNK) as u32,
+            activation,
+        };
+        let function = device.kernels.experts().grouped_few[which];
+        let blocks = device.gpu.properties.num_multiprocessors;
+        // SAFETY: the struct is the kernel's; input, weight and output have the sizes that the maps say.
+        unsafe { device.gpu.launch(function, (blocks, 1), FEW_THREADS, shape.shared_bytes(), &params) }
     }
 
     fn grouped_product(
@@ -268,5 +345,6 @@ mod tests {
     #[test]
     fn every_shape_fits_the_shared_memory_of_a_block() {
         assert!(GROUPED_SHAPES.iter().all(|shape| shape.shared_bytes() <= 227 << 10));
+        assert!(FEW_SHAPES.iter().all(|shape| shape.shared_bytes() <= 227 << 10));
     }
 }

@@ -1,6 +1,7 @@
 //! The compiled kernels of a device: modules loaded once, functions by name.
 
-mod expert_kernels;
+pub(crate) mod expert_kernels;
+mod packed_kernels;
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -14,9 +15,10 @@ use cudarc::driver::sys;
 use crate::compile::{HEAD_DIMS, SkinnyWeights, TILED_CACHES, Tiling, Unit, architecture, cubin, has_gated};
 use crate::gated::{GATED_SHAPES, GatedShape};
 use crate::gpu::{Function, failed};
-use crate::layout::{Layout, TILE_ROWS, device_format, record_bytes};
+use crate::layout::{Layout, device_format};
 use crate::probe::Properties;
-pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LATENT_SHARED_BYTES};
+pub(crate) use expert_kernels::{ExpertKernels, ExpertProducts, LatentAttention};
+pub(crate) use packed_kernels::WideKernels;
 
 /// Activation rows that the product kernels of plain weights take.
 const PRODUCT_ROWS: [u32; 4] = [1, 2, 4, 8];
@@ -48,9 +50,11 @@ pub(crate) struct Kernels {
     packs: HashMap<WeightFormat, Function>,
     /// Each from few activation rows to many.
     products: HashMap<Layout, Vec<ProductKernels>>,
+    /// Those of more rows, where the device can.
+    wide: HashMap<Layout, WideKernels>,
     converts: HashMap<Layout, Function>,
     attention: HashMap<(usize, KvDtype), TiledAttention>,
-    latent_attention: HashMap<KvDtype, Function>,
+    latent_attention: HashMap<KvDtype, LatentAttention>,
 }
 
 /// What every model needs.
@@ -181,6 +185,7 @@ impl Kernels {
             embeds: HashMap::new(),
             packs: HashMap::new(),
             products: HashMap::new(),
+            wide: HashMap::new(),
             converts: HashMap::new(),
             attention: HashMap::new(),
             latent_attention: HashMap::new(),
@@ -257,7 +262,7 @@ impl Kernels {
             let format = &device_format(*format, precision);
             self.compiler.start(Unit::Product(*format, precision));
             if let Layout::Packed { bits } = Layout::of_product(*format, precision) {
-                for unit in Unit::packed(bits) {
+                for unit in Unit::packed(bits, &self.compiler.architecture) {
                     self.compiler.start(unit);
                 }
             }
@@ -273,6 +278,9 @@ impl Kernels {
                 }
                 if has_gated(&self.compiler.architecture) {
                     self.compiler.start(Unit::Gated { is_fp8 });
+                    if is_fp8 {
+                        self.compiler.start(Unit::Fp8Wide);
+                    }
                 }
             }
         }
@@ -339,27 +347,10 @@ impl Kernels {
             let functions = GATED_SHAPES.iter().map(find).collect::<Result<_, BackendError>>()?;
             self.gated[usize::from(is_fp8)] = functions;
             self.modules.push(module);
-        }
-        Ok(())
-    }
-
-    fn prepare_packed(&mut self, bits: u32) -> Result<(), BackendError> {
-        let layout = Layout::Packed { bits };
-        if self.products.contains_key(&layout) {
-            return Ok(());
-        }
-        let mut products = Vec::with_capacity(PACKED_TILES.len());
-        for tiles in PACKED_TILES {
-            let plain = self.compiler.load(Unit::Packed { bits, tiles, is_gated: false })?;
-            let gated = self.compiler.load(Unit::Packed { bits, tiles, is_gated: true })?;
-            products.push(packed_products(&plain, &gated, bits, tiles)?);
-            if tiles == 1 {
-                self.embeds.insert(layout, gated.function("packed_embed")?);
-                self.converts.insert(layout, gated.function("packed_convert")?);
+            if is_fp8 {
+                self.prepare_fp8_wide()?;
             }
-            self.modules.extend([plain, gated]);
         }
-        self.products.insert(layout, products);
         Ok(())
     }
 
@@ -506,31 +497,6 @@ impl Module {
         };
         PRODUCT_ROWS.into_iter().map(kernels).collect()
     }
-}
-
-fn packed_products(
-    plain: &Module,
-    gated: &Module,
-    bits: u32,
-    tiles: u32,
-) -> Result<ProductKernels, BackendError> {
-    // As in `packed.cu`: warps, each with a ring of records and activations, and tiles of 16 rows.
-    let kernel =
-        |module: &Module, name: &str, warps: u32, row_tiles: u32| -> Result<ProductKernel, BackendError> {
-            let stages = if tiles == 1 && (row_tiles == 1 || bits == 4) { 4 } else { 3 };
-            let stage_bytes = row_tiles * record_bytes(bits) as u32 + tiles * 8 * 128;
-            let shared_bytes = warps * stages * stage_bytes;
-            let function = module.function(name)?;
-            allow_shared(function, shared_bytes)?;
-            let rows = TILE_ROWS as u32 * row_tiles;
-            Ok(ProductKernel { function, threads: 32 * warps, shared_bytes, rows, max_m: 8 * tiles })
-        };
-    let gated = kernel(gated, "packed_gated", 8, 2)?;
-    Ok(ProductKernels {
-        plain: kernel(plain, "packed_product", 8, 2)?,
-        narrow: Some(kernel(plain, "packed_narrow", if tiles == 1 { 12 } else { 8 }, 1)?),
-        gated: ProductKernel { rows: gated.rows / 2, ..gated },
-    })
 }
 
 impl Skinny {

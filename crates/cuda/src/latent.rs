@@ -2,23 +2,60 @@
 
 use baton_backend::{Attention, BackendError, HeadLinear, LatentKv, NormKind};
 
-use crate::gpu::Function;
+use crate::kernels::LatentAttention;
+use crate::kernels::expert_kernels::{LATENT_MANY_SHARED_BYTES, LATENT_SHARED_BYTES};
 use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
-use crate::params::{HeadParams, LatentParams};
+use crate::params::{AttentionParams, HeadParams, LatentManyParams, LatentParams};
 
 /// Rows of a weight that a block takes: one a warp.
 const BLOCK_ROWS: u32 = 4;
+/// Queries of a tile of `attention_latent_many.cu`, and its threads.
+const MANY_QUERIES: u32 = 4;
+const MANY_THREADS: u32 = 384;
+/// Heads whose queries a block of `latent_kv` rotates.
+const ROTATED_HEADS: u32 = 4;
 
 impl Run<'_> {
     /// The kernel of latents, where it is made for this attention.
-    pub(crate) fn latent_attention(&mut self, op: &Attention) -> Result<Option<Function>, BackendError> {
+    pub(crate) fn latent_attention(
+        &mut self,
+        op: &Attention,
+    ) -> Result<Option<LatentAttention>, BackendError> {
         let Some(kv) = &self.device.kv else { return Ok(None) };
         let is_made = self.device.latent_layers.contains(&op.layer)
             && op.num_heads.is_multiple_of(16)
-            && op.alibi.is_none();
+            && op.alibi.is_none()
+            && op.sinks.is_none();
         let dtype = kv.dtype();
         if is_made { self.device.kernels.latent_attention(dtype) } else { Ok(None) }
+    }
+
+    /// Attention over latents whose items have up to `max_queries` queries.
+    pub(crate) fn attend_latents(
+        &self,
+        kernels: LatentAttention,
+        params: &AttentionParams,
+        max_queries: u32,
+    ) -> Result<(), BackendError> {
+        let gpu = &self.device.gpu;
+        let num_multiprocessors = gpu.properties.num_multiprocessors;
+        match kernels.many {
+            Some(many) if max_queries >= MANY_QUERIES => {
+                let params = LatentManyParams {
+                    attention: *params,
+                    tiles_of_item: max_queries.div_ceil(MANY_QUERIES),
+                };
+                let (grid, shared) = ((num_multiprocessors, 1), LATENT_MANY_SHARED_BYTES);
+                // SAFETY: the struct is the kernel's; pages and queries were checked when the step was submitted.
+                unsafe { gpu.launch(many, grid, MANY_THREADS, shared, &params) }
+            }
+            _ => {
+                let grid = (2 * num_multiprocessors, max_queries.clamp(1, 64));
+                // SAFETY: as above.
+                unsafe { gpu.launch(kernels.few, grid, 128, LATENT_SHARED_BYTES, params) }
+            }
+        }
     }
 
     pub(crate) fn head_linear(&mut self, op: HeadLinear) -> Result<(), BackendError> {
@@ -87,7 +124,8 @@ impl Run<'_> {
             rope_scale: rope.scale,
         };
         let function = device.kernels.experts().latent_kv;
+        let grid = (tokens, 1 + params.num_heads.div_ceil(ROTATED_HEADS));
         // SAFETY: the struct is the kernel's; slots were checked against the cache when the step was submitted.
-        unsafe { device.gpu.launch(function, (tokens, 1), 128, 0, &params) }
+        unsafe { device.gpu.launch(function, grid, 128, 0, &params) }
     }
 }

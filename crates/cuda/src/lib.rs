@@ -48,9 +48,11 @@ mod positions;
 mod probe;
 mod products;
 mod ranges;
+mod route;
 mod skinny;
 mod swap;
 mod weights;
+mod wide;
 
 pub use backend::CudaBackend;
 pub use compile::{ARCHITECTURES, CompileReport, check_kernels};

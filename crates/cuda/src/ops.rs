@@ -10,7 +10,7 @@ use crate::backend::PARTIAL_LSE_SHARE;
 use crate::device::Device;
 use crate::gpu::{Function, Gpu};
 use crate::graphs::Shape;
-use crate::kernels::{LATENT_SHARED_BYTES, RESERVED_SHARED};
+use crate::kernels::RESERVED_SHARED;
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
     SampleParams, WideParams,
@@ -87,6 +87,7 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
         Activation::Gelu => 2,
         Activation::Relu => 3,
         Activation::ReluSquared => 4,
+        Activation::ClampedSwiglu => 5,
     }
 }
 
@@ -268,6 +269,9 @@ impl Run<'_> {
                 softcap: 0.0,
                 activation,
             };
+            if self.device.wide_product(part, &params, None, true)? {
+                return Ok(());
+            }
             let kernel = self.device.kernels.products(part.layout, m).gated;
             // SAFETY: the struct is the kernel's; input and output have `m` rows.
             return unsafe { self.launch_product(&kernel, &params) };
@@ -361,6 +365,7 @@ impl Run<'_> {
             query: self.buffer(op.query, width)?,
             cache: kv.array(op.layer).device.address(),
             slopes: self.vector(op.alibi),
+            sinks: self.vector(op.sinks),
             output: self.buffer(op.output, width)?,
             partials: device.partials.address(),
             partial_lse: device.partials.address() + partial_bytes as u64,
@@ -396,10 +401,7 @@ impl Run<'_> {
                     (core.attention_any, core.merge_partials)
                 };
                 match latent {
-                    Some(function) => {
-                        let grid = (2 * properties.num_multiprocessors, plan.max_queries.clamp(1, 64));
-                        gpu.launch(function, grid, 128, LATENT_SHARED_BYTES, &params)?;
-                    }
+                    Some(kernels) => self.attend_latents(kernels, &params, plan.max_queries)?,
                     None => gpu.launch(attend, (blocks, 1), 128, 0, &params)?,
                 }
                 gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;

@@ -19,7 +19,8 @@ pub(crate) const MAX_SAMPLE_ENTRIES: usize = SPARE_WORDS / 2 - (64 << 10);
 
 /// Words that any step of these limits fits in.
 pub(crate) fn capacity_words(limits: &StepLimits, max_partials: usize, lanes: usize) -> usize {
-    let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1);
+    // Each branch of guesses has a page of its own.
+    let pages = limits.max_seqs.saturating_mul(limits.max_model_len.div_ceil(16) + 1) + limits.max_logit_rows;
     let items = (limits.max_tokens + max_partials) * 6;
     let merges = limits.max_tokens * 4 + 2 * max_partials;
     HEADER_WORDS

@@ -135,6 +135,7 @@ pub(crate) struct SoftcapParams {
     pub(crate) cap: f32,
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ProductParams {
     pub(crate) weight: Address,
@@ -150,6 +151,19 @@ pub(crate) struct ProductParams {
     pub(crate) is_f32: u32,
     pub(crate) softcap: f32,
     pub(crate) activation: u32,
+}
+
+/// Of `wide.cuh`.
+#[repr(C)]
+pub(crate) struct WideProductParams {
+    pub(crate) input: TensorMap,
+    pub(crate) weight: TensorMap,
+    pub(crate) product: ProductParams,
+    pub(crate) input_scales: Address,
+    pub(crate) weight_scales: Address,
+    pub(crate) norm: Address,
+    pub(crate) chunks: u32,
+    pub(crate) eps: f32,
 }
 
 #[repr(C)]
@@ -190,6 +204,12 @@ pub(crate) struct ConvertParams {
     pub(crate) scales: Address,
 }
 
+#[repr(C)]
+pub(crate) struct LatentManyParams {
+    pub(crate) attention: AttentionParams,
+    pub(crate) tiles_of_item: u32,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AttentionParams {
@@ -197,6 +217,7 @@ pub(crate) struct AttentionParams {
     pub(crate) query: Address,
     pub(crate) cache: Address,
     pub(crate) slopes: Address,
+    pub(crate) sinks: Address,
     pub(crate) output: Address,
     pub(crate) partials: Address,
     pub(crate) partial_lse: Address,
@@ -336,7 +357,7 @@ pub(crate) struct SampleParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct RouteParams {
     pub(crate) step: Address,
     pub(crate) weight: Address,
@@ -347,6 +368,7 @@ pub(crate) struct RouteParams {
     pub(crate) selection_bias: Address,
     pub(crate) products: Address,
     pub(crate) arrivals: Address,
+    pub(crate) normed: Address,
     pub(crate) routing: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_rows: u32,
@@ -362,6 +384,8 @@ pub(crate) struct RouteParams {
     pub(crate) sums_two: u32,
     pub(crate) eps: f32,
     pub(crate) scale: f32,
+    pub(crate) finish: u32,
+    pub(crate) sort: SortParams,
 }
 
 #[repr(C)]
@@ -385,16 +409,19 @@ pub(crate) struct ExpertParams {
     pub(crate) accumulate: u32,
     pub(crate) block_rows: u32,
     pub(crate) eps: f32,
+    pub(crate) finds: u32,
+    pub(crate) route: RouteParams,
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SortParams {
     pub(crate) step: Address,
     pub(crate) routing: Address,
     pub(crate) num_tiles: Address,
     pub(crate) tiles: Address,
     pub(crate) places: Address,
+    pub(crate) sources: Address,
     pub(crate) num_tokens: u32,
     pub(crate) num_slots: u32,
     pub(crate) num_experts: u32,
@@ -442,6 +469,21 @@ pub(crate) struct GroupedParams {
     pub(crate) num_heads: u32,
     pub(crate) input_step: u32,
     pub(crate) output_step: u32,
+    pub(crate) num_chunks: u32,
+    pub(crate) activation: u32,
+}
+
+#[repr(C)]
+pub(crate) struct FewParams {
+    pub(crate) weight: TensorMap,
+    pub(crate) output_map: TensorMap,
+    pub(crate) num_tiles: Address,
+    pub(crate) tiles: Address,
+    pub(crate) sources: Address,
+    pub(crate) input: Address,
+    pub(crate) width: u32,
+    pub(crate) expert_rows: u32,
+    pub(crate) cols: u32,
     pub(crate) num_chunks: u32,
     pub(crate) activation: u32,
 }

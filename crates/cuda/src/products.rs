@@ -52,6 +52,7 @@ impl Device {
             // Few tokens go to `skinny`.
             Layout::Plain(WeightFormat::F8_E4M3) => 0,
             Layout::Plain(_) => MAX_PLAIN_ROWS,
+            Layout::Packed { .. } if self.has_wide(part, m) => m,
             Layout::Packed { .. } => MAX_PACKED_ROWS,
         }
     }
@@ -95,11 +96,27 @@ impl Run<'_> {
         output: Address,
     ) -> Result<(), BackendError> {
         let device = &*self.device;
+        let part = &device.weights[product.weight.0 as usize].parts[number];
+        let params = self.product_params(product, number, output);
+        if device.wide_product(part, &params, None, false)? {
+            return Ok(());
+        }
+        let kernels = device.kernels.products(part.layout, product.m);
+        // Fewer than two blocks a multiprocessor keep it waiting.
+        let is_few =
+            kernels.plain.blocks(params.num_rows, params.m) < 2 * device.gpu.properties.num_multiprocessors;
+        let kernel = kernels.narrow.filter(|_| is_few).unwrap_or(kernels.plain);
+        // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
+        unsafe { self.launch_product(&kernel, &params) }
+    }
+
+    fn product_params(&self, product: &Product, number: usize, output: Address) -> ProductParams {
+        let device = &*self.device;
         let weight = &device.weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let bias = self.vector(product.bias);
         let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m));
-        let params = ProductParams {
+        ProductParams {
             weight: part.memory.address(),
             unit_bytes: part.unit_bytes as u64,
             input: product.input,
@@ -114,14 +131,7 @@ impl Run<'_> {
             // Where a large part follows, the softcap of the whole row comes afterwards.
             softcap: if all_small { product.softcap.unwrap_or(0.0) } else { 0.0 },
             activation: 0,
-        };
-        let kernels = device.kernels.products(part.layout, product.m);
-        // Fewer than two blocks a multiprocessor keep it waiting.
-        let is_few =
-            kernels.plain.blocks(params.num_rows, params.m) < 2 * device.gpu.properties.num_multiprocessors;
-        let kernel = kernels.narrow.filter(|_| is_few).unwrap_or(kernels.plain);
-        // SAFETY: the struct is the kernel's; input and output have `m` rows of the weight's sizes.
-        unsafe { self.launch_product(&kernel, &params) }
+        }
     }
 
     /// # Safety
@@ -144,6 +154,13 @@ impl Run<'_> {
         number: usize,
         output: Address,
     ) -> Result<(), BackendError> {
+        if product.is_fp8 {
+            let part = &self.device.weights[product.weight.0 as usize].parts[number];
+            let params = self.product_params(product, number, output);
+            if self.device.wide_product(part, &params, Some(self.device.code_scales.address()), false)? {
+                return Ok(());
+            }
+        }
         let activation_bytes = self.device.activation_bytes();
         let element = self.device.element_bytes(product.is_f32);
         let Device { gpu, gemm, kernels, weights, converted, projected, vectors, code_scales, .. } =

@@ -1,12 +1,14 @@
 //! Ops of a few tokens with a bf16 or e4m3 weight as one launch each: norm, product and what follows it. Each function says whether
 //! it could; the others go by `products` and their own kernels.
 
-use baton_backend::{BackendError, BufferId, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, WeightId};
+use baton_backend::{
+    BackendError, BufferId, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, VectorId, WeightId,
+};
 
 use crate::compile::SkinnyWeights;
 use crate::kernels::{SKINNY_TILES, SkinnyKernels};
 use crate::ops::{Run, activation_number, unsupported};
-use crate::params::{Address, SkinnyParams};
+use crate::params::{Address, ProductParams, SkinnyParams};
 
 impl Run<'_> {
     /// What all skinny launches begin with, or `None` if this product is not one.
@@ -75,10 +77,44 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// The same product for the kernels of `wide`.
+    fn few_params(
+        &self,
+        params: &SkinnyParams,
+        input: BufferId,
+        bias: Option<VectorId>,
+    ) -> Result<ProductParams, BackendError> {
+        Ok(ProductParams {
+            weight: params.weight,
+            unit_bytes: u64::from(params.cols),
+            input: self.buffer(input, params.cols as usize)?,
+            bias: self.vector(bias),
+            output: 0,
+            num_rows: params.num_rows,
+            cols: params.cols,
+            m: params.num_tokens,
+            output_stride: params.num_rows,
+            accumulate: 0,
+            is_f32: 0,
+            softcap: 0.0,
+            activation: 0,
+        })
+    }
+
     pub(crate) fn skinny_linear(&mut self, op: &Linear) -> Result<bool, BackendError> {
         let Some((kind, mut params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
         };
+        let product = ProductParams {
+            output: self.buffer(op.output, params.num_rows as usize)?,
+            accumulate: u32::from(op.accumulate),
+            ..self.few_params(&params, op.input, op.bias)?
+        };
+        let part = &self.device.weights[op.weight.0 as usize].parts[0];
+        // A norm needs whole rows, and so many blocks.
+        if op.norm.is_none() && self.device.few_product(part, &product, None, false)? {
+            return Ok(true);
+        }
         self.skinny_input(kind, &mut params, op.input, op.norm.as_ref())?;
         let params = SkinnyParams {
             bias: self.vector(op.bias),
@@ -90,17 +126,14 @@ impl Run<'_> {
         self.launch_skinny(&self.device.kernels.skinny(kind).linear, params.num_rows.div_ceil(16), &params)
     }
 
-    /// Projects e4m3 weights, where the op cannot be one launch. For bf16 `products` has its own kernels.
+    /// Projects into scratch, normed on the way, where the op cannot be one launch.
     pub(crate) fn skinny_project(
         &self,
         input: Address,
         norm: Option<&Norm>,
         weight: WeightId,
     ) -> Result<Option<Address>, BackendError> {
-        let found = self.skinny(weight, norm, self.shape.tokens);
-        let Some((kind, params)) = found.filter(|(kind, _)| *kind != SkinnyWeights::Bf16) else {
-            return Ok(None);
-        };
+        let Some((kind, params)) = self.skinny(weight, norm, self.shape.tokens) else { return Ok(None) };
         let output = self.device.projected.address();
         let params = SkinnyParams { input, output, output_stride: params.num_rows, ..params };
         let kernels = &self.device.kernels.skinny(kind).linear;
@@ -115,6 +148,18 @@ impl Run<'_> {
         let width = params.num_rows / 2;
         if !width.is_multiple_of(8) {
             return Ok(false);
+        }
+        let product = ProductParams {
+            output: self.buffer(op.output, width as usize)?,
+            num_rows: width,
+            output_stride: width,
+            activation: activation_number(op.activation),
+            ..self.few_params(&params, op.input, op.bias)?
+        };
+        let part = &self.device.weights[op.weight.0 as usize].parts[0];
+        let norm = op.norm.as_ref().map(|norm| (self.vector(Some(norm.weight)), norm.eps));
+        if self.device.few_product(part, &product, norm, true)? {
+            return Ok(true);
         }
         self.skinny_input(kind, &mut params, op.input, op.norm.as_ref())?;
         let params = SkinnyParams {

@@ -85,9 +85,9 @@ impl EngineConfig {
 
     /// The largest step there will be.
     pub fn step_limits(&self, max_model_len: usize, vocab_size: usize) -> StepLimits {
-        let num_drafts = self.speculative.as_ref().map_or(0, |config| config.num_tokens().unwrap_or(0));
+        let max_rows = self.speculative.as_ref().map_or(1, |config| config.max_rows().unwrap_or(1));
         let max_speculating = self.max_num_seqs.min(MAX_SPECULATING);
-        let max_logit_rows = (max_speculating * (1 + num_drafts))
+        let max_logit_rows = (max_speculating * max_rows)
             .min(self.max_num_batched_tokens)
             .max(self.max_num_seqs)
             .max(MIN_LOGIT_ROWS);

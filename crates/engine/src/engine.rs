@@ -27,7 +27,7 @@ use crate::observe::{Observer, Phase, StepNotes};
 use crate::pace::Pace;
 use crate::relay::RelayStats;
 use crate::runner::Runner;
-use crate::speculate::{Drafter, Speculation, SpeculationStats};
+use crate::speculate::{Drafter, Proposer, Speculation, SpeculationStats};
 use crate::stores::TIER_WAIT;
 use crate::tiers::{TierStats, Tiers};
 use crate::{EngineError, MemoryPlan};
@@ -70,6 +70,7 @@ pub struct Engine {
     max_step_slowdown: f64,
     mask_grace: Duration,
     full_kv_group: usize,
+    max_logit_rows: usize,
     pub(crate) notes: StepNotes,
 }
 
@@ -191,7 +192,7 @@ impl Engine {
         let mut outputs = Vec::new();
         // A hidden state must be read before the next step writes over it.
         while self.in_flight.len() < self.max_steps_in_flight.max(1)
-            && !self.in_flight.back().is_some_and(|step| pools(&step.plan))
+            && !self.in_flight.back().is_some_and(|step| self.reads_hidden(&step.plan))
         {
             self.notes.enter(Phase::Schedule);
             outputs.extend(self.take_masks(self.mask_grace));
@@ -250,9 +251,10 @@ impl Engine {
             self.time_prefill(&plan, time);
         }
         self.notes.enter(Phase::Apply);
-        match collected.and_then(|()| self.pooled_rows(&plan)) {
-            Ok(pooled) => {
-                let outputs = with_pooled(self.apply(&plan), pooled);
+        match collected.and_then(|()| self.hidden_rows(&plan)) {
+            Ok(hidden) => {
+                let pooled = self.pooled_rows(&plan, &hidden);
+                let outputs = with_pooled(self.apply(&plan, &hidden), pooled);
                 self.begin_tiers();
                 outputs
             }
@@ -273,14 +275,26 @@ impl Engine {
         }
     }
 
-    /// The hidden states that the step's requests asked for.
-    fn pooled_rows(&mut self, plan: &Plan) -> Result<HashMap<RequestId, Vec<f32>>, BackendError> {
+    /// Whether a request or the proposer is to be told hidden states of the step.
+    fn reads_hidden(&self, plan: &Plan) -> bool {
+        pools(plan) || self.speculation.as_ref().is_some_and(|speculation| speculation.wants_hidden(plan))
+    }
+
+    /// The hidden states of all rows of the step, where they are of use.
+    fn hidden_rows(&mut self, plan: &Plan) -> Result<Vec<f32>, BackendError> {
+        if !self.reads_hidden(plan) {
+            return Ok(Vec::new());
+        }
+        self.backend.read_buffer(self.decoder.hidden_buffer(), plan.num_tokens())
+    }
+
+    /// Those that the step's requests asked for.
+    fn pooled_rows(&self, plan: &Plan, hidden: &[f32]) -> HashMap<RequestId, Vec<f32>> {
+        let mut pooled = HashMap::new();
         if !pools(plan) {
-            return Ok(HashMap::new());
+            return pooled;
         }
         let hidden_size = self.model.hidden_size;
-        let hidden = self.backend.read_buffer(self.decoder.hidden_buffer(), plan.num_tokens())?;
-        let mut pooled = HashMap::new();
         let mut end = 0;
         for seq in &plan.seqs {
             end += seq.token_ids.len();
@@ -289,7 +303,14 @@ impl Engine {
                 pooled.insert(seq.request_id, self.decoder.last_norm(row));
             }
         }
-        Ok(pooled)
+        pooled
+    }
+
+    /// Has somebody else's proposer make the guesses, up to `num_tokens` for a sequence. For the time before the first request.
+    pub fn set_proposer(&mut self, proposer: Box<dyn Proposer>, num_tokens: usize) {
+        self.runner.reads_hidden = proposer.wants_hidden();
+        self.speculation = Some(Speculation::given(proposer, num_tokens, self.max_logit_rows));
+        self.drafter = None;
     }
 
     fn fail(&mut self, plan: &Plan, error: &BackendError) -> Vec<RequestOutput> {

@@ -29,7 +29,7 @@ pub enum EngineError {
     NotCompiled,
     #[error("the engine's threads could not be started: {reason}")]
     Threads { reason: String },
-    #[error("nothing can be pinned without prefix caching: leave --no-enable-prefix-caching out")]
+    #[error("nothing can be pinned without prefix caching: leave out --no-enable-prefix-caching")]
     PinNeedsPrefixCaching,
     #[error(
         "{num_tokens} tokens leave no place for a question within --max-model-len {max_model_len}: shorten the text, or raise \
@@ -42,7 +42,7 @@ pub enum EngineError {
          {needed_memory}"
     )]
     PinTooLarge { num_tokens: usize, left_tokens: usize, max_model_len: usize, needed_memory: String },
-    #[error("{device} does not show its host blocks, so that KV cannot be stored or transferred")]
+    #[error("{device} does not expose its host blocks, so KV cannot be stored or transferred")]
     NoHostBlocks { device: String },
     #[error(
         "KV is stored and transferred through blocks in the host's memory, by prefix: give --swap-space more than {needed_mib} MiB, and leave \
@@ -55,7 +55,7 @@ pub enum EngineError {
         "the text has {num_tokens} tokens; this encoder takes 1 to {max_model_len}: shorten it, or set truncate_prompt_tokens"
     )]
     TextLength { num_tokens: usize, max_model_len: usize },
-    #[error("this model is an encoder: it gives embeddings or scores and continues no text")]
+    #[error("this model is an encoder: it computes embeddings and scores, and does not generate text")]
     NoGeneration,
     #[error("the engine's mailbox is full ({limit} commands): try again later")]
     Busy { limit: usize },

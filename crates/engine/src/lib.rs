@@ -40,5 +40,7 @@ pub use observe::{
 pub use outbox::{OutputReceiver, RequestClock, RequestTimes};
 pub use priority::lower_priority;
 pub use relay::{RelayGroup, RelayStats, StepRelay};
-pub use speculate::{SpeculationStats, SpeculativeConfig, SpeculativeMethod};
+pub use speculate::{
+    Ask, Guess, NUM_CLASSES, Owner, Proposer, SpeculationStats, SpeculativeConfig, SpeculativeMethod,
+};
 pub use tiers::{BlockStore, KvIdentity, Prompt, StoreStats, TierStats};

@@ -125,7 +125,7 @@ mod tests {
                 max_queries_per_item,
             };
             let (mut plan, mut groups) = (AttentionPlan::default(), Vec::new());
-            plan_relay(&seqs, &shared, &options, &mut plan);
+            plan_relay(&seqs, &[], &shared, &options, &mut plan);
             add_groups(&plan, &seqs, &mut groups);
             let group = |num_seqs, num_tokens| RelayGroup { num_seqs, num_tokens };
             assert_eq!(groups, [group(5, 320), group(3, 320)], "{max_kv_per_item} {max_queries_per_item}");

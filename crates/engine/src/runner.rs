@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_backend::{
-    AttentionCut, BlockCopy, Fetch, KvGroupSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow, Sampled,
-    SequenceQueries, SharedPrefixes, StepInput, StepOutput,
+    AttentionCut, BlockCopy, BranchQueries, Fetch, KvGroupSpec, KvSpec, MAX_SPLIT_QUERIES, SampleRow,
+    Sampled, SequenceQueries, SharedPrefixes, StepInput, StepOutput,
 };
 use baton_core::{BlockId, PositionLogprobs, SamplingParams, SeqId, TokenCount, TokenId};
 use baton_sched::{
@@ -59,6 +59,7 @@ pub(crate) struct Runner {
     seed: u64,
     input: StepInput,
     queries: Vec<SequenceQueries>,
+    branches: Vec<BranchQueries>,
     shared: SharedPrefixes,
     relayed: RelayStats,
     /// What is shared in the newest step.
@@ -67,6 +68,8 @@ pub(crate) struct Runner {
     last_samples: HashMap<SeqId, u32>,
     /// Those of the step before, for when the newest could not be submitted.
     earlier_samples: HashMap<SeqId, u32>,
+    /// Hidden states of all steps are read.
+    pub(crate) reads_hidden: bool,
     /// The lanes' pages and slots while a step is filled.
     lanes: Vec<Lane>,
 }
@@ -89,11 +92,13 @@ impl Runner {
             seed,
             input,
             queries: Vec::new(),
+            branches: Vec::new(),
             shared: SharedPrefixes::default(),
             relayed: RelayStats::default(),
             step_relay: StepRelay::default(),
             last_samples: HashMap::new(),
             earlier_samples: HashMap::new(),
+            reads_hidden: false,
             lanes: vec![Lane::default(); num_lanes],
         }
     }
@@ -116,6 +121,7 @@ impl Runner {
     pub(crate) fn build(&mut self, plan: &Plan) -> &StepInput {
         self.input.clear();
         self.queries.clear();
+        self.branches.clear();
         copy_moves(&plan.swap_out, &mut self.input.swap_out);
         copy_moves(&plan.swap_in, &mut self.input.swap_in);
         copy_moves(&plan.copies, &mut self.input.copies);
@@ -136,7 +142,7 @@ impl Runner {
             self.input.slots.append(&mut lane.slots);
         }
         self.earlier_samples = std::mem::replace(&mut self.last_samples, samples);
-        self.input.reads_hidden = pools(plan);
+        self.input.reads_hidden = pools(plan) || self.reads_hidden;
         self.step_relay.groups.clear();
         self.step_relay.num_tokens_saved = 0;
         let mut first_lane = 0;
@@ -144,7 +150,7 @@ impl Runner {
             let lanes = &mut self.input.attention[first_lane..first_lane + kind.num_lanes];
             let (attention, others) = lanes.split_first_mut().expect("a group has a lane");
             let (queries, shared) = (&self.queries, &mut self.shared);
-            self.cut.plan(queries, &self.input.pages, kind.window, shared, attention);
+            self.cut.plan(queries, &self.branches, &self.input.pages, kind.window, shared, attention);
             // A large group reads its keys once for each item's worth of queries.
             let once = attention.shared_items().iter().map(|item| u64::from(item.kv_len)).sum::<u64>();
             let saved = shared.keys(queries).1 - once;
@@ -170,10 +176,11 @@ impl Runner {
         &self.input
     }
 
-    /// The same for a pass of a draft model: what counts is which tokens are drawn, and how likely they were.
-    pub(crate) fn build_draft(&mut self, plan: &Plan) -> &StepInput {
+    /// The same for a pass of a draft model: what counts is which tokens are drawn, how likely they were, and which `num_top` would
+    /// have been the likeliest.
+    pub(crate) fn build_draft(&mut self, plan: &Plan, num_top: u32) -> &StepInput {
         self.build(plan);
-        self.input.samples.iter_mut().for_each(|sample| sample.num_logprobs = Some(0));
+        self.input.samples.iter_mut().for_each(|sample| sample.num_logprobs = Some(num_top));
         &self.input
     }
 
@@ -195,7 +202,8 @@ impl Runner {
         let input = &mut self.input;
         let first_row = input.token_ids.len() as u32;
         let pages_start = self.lanes.first().map_or(0, |lane| lane.pages.len()) as u32;
-        for (offset, &token_id) in seq.token_ids.iter().enumerate() {
+        let num_tokens = seq.end() - seq.start;
+        for (offset, &token_id) in seq.token_ids[..num_tokens as usize].iter().enumerate() {
             let row = first_row + offset as u32;
             let position = seq.start + offset as u32;
             if token_id == PENDING_TOKEN {
@@ -208,7 +216,6 @@ impl Runner {
             }
             input.positions.push(position);
         }
-        let num_tokens = seq.token_ids.len() as u32;
         let num_pages = (seq.start + num_tokens).div_ceil(self.block_size as u32) as usize;
         let block_size = self.block_size as u32;
         for (lane, blocks) in self.lanes.iter_mut().zip(&seq.block_tables) {
@@ -225,6 +232,42 @@ impl Runner {
             first_position: seq.start,
             pages_start,
         });
+        self.add_branches(seq, pages_start);
+    }
+
+    /// The rows of a run's branches, which see its pages up to where they depart, and their own.
+    fn add_branches(&mut self, seq: &PlannedSeq, pages_start: u32) {
+        let block_size = self.block_size as u32;
+        let first_page = self.lanes.first().map_or(0, |lane| lane.pages.len()) as u32;
+        let first_draft = seq.end() - seq.num_chain_drafts() as u32;
+        for (place, (first, branch)) in (0..).zip(seq.numbered_branches()) {
+            for (lane, blocks) in self.lanes.iter_mut().zip(&seq.block_tables) {
+                let block = blocks[branch.row as usize].0;
+                lane.pages.push(block);
+                lane.slots.extend((0..branch.num_tokens).map(|place| block * block_size + place));
+            }
+            // Guesses of the chain, and then of each branch before this one how many it goes on from.
+            let path = seq.path(branch.parent as usize);
+            let num_of_chain = path.iter().filter(|&&number| number <= seq.num_chain_drafts()).count();
+            let mut before: Vec<(u32, u32)> = Vec::new();
+            for (page, (first, other)) in (first_page..).zip(seq.numbered_branches()) {
+                let numbers = first..first + other.num_tokens as usize;
+                let count = path.iter().filter(|number| numbers.contains(number)).count() as u32;
+                before.extend((count > 0).then_some((page, count)));
+            }
+            let query_start = self.input.token_ids.len() as u32;
+            let position = first_draft + path.len() as u32;
+            let tokens = &seq.drafts()[first - 1..][..branch.num_tokens as usize];
+            self.input.token_ids.extend_from_slice(tokens);
+            self.input.positions.extend((position..).take(tokens.len()));
+            self.branches.push(BranchQueries { seq: self.queries.len(), before, page: first_page + place });
+            self.queries.push(SequenceQueries {
+                query_start,
+                num_queries: branch.num_tokens,
+                first_position: first_draft + num_of_chain as u32,
+                pages_start,
+            });
+        }
     }
 
     fn add_samples(&mut self, seq: &PlannedSeq, samples: &mut HashMap<SeqId, u32>) {
@@ -241,18 +284,24 @@ impl Runner {
         if seq.samples.is_empty() {
             return;
         }
+        for offset in 0..seq.num_redrawn {
+            let logit_row = self.add_logit_row(first_row + offset);
+            self.input.samples.push(SampleRow::greedy(logit_row));
+        }
         let last_row = first_row + seq.token_ids.len() as u32 - 1;
         // The row of the last known token, and with drafts one for each of them.
-        for num_accepted in 0..=seq.num_drafts {
+        for number in 0..=seq.num_drafts {
             // Several draw from one row only before their first token, where they all have the first mask.
-            let mask = match num_accepted {
+            let mask = match number {
                 0 => self.add_mask(seq.mask.as_ref()),
-                _ => self.add_mask(seq.draft_masks.get(num_accepted as usize - 1)),
+                _ => self.add_mask(seq.draft_masks.get(number as usize - 1)),
             };
-            let logit_row = self.add_logit_row(last_row - seq.num_drafts + num_accepted);
+            let logit_row = self.add_logit_row(last_row - seq.num_drafts + number);
+            let accepted: Vec<TokenId> =
+                seq.path(number as usize).into_iter().map(|number| seq.drafts()[number - 1]).collect();
             for sample in &seq.samples {
                 samples.insert(sample.seq_id, self.input.samples.len() as u32);
-                let row = self.sample_row(seq, sample, num_accepted, logit_row);
+                let row = self.sample_row(seq, sample, &accepted, logit_row);
                 self.input.samples.push(SampleRow { mask: mask.clone(), ..row });
             }
         }
@@ -273,7 +322,7 @@ impl Runner {
         &mut self,
         seq: &PlannedSeq,
         sample: &PlannedSample,
-        num_accepted: u32,
+        accepted: &[TokenId],
         logit_row: u32,
     ) -> SampleRow {
         let params = &*seq.params;
@@ -283,10 +332,8 @@ impl Runner {
                 ..SampleRow::greedy(logit_row)
             };
         }
-        let first_draft = seq.token_ids.len() - seq.num_drafts as usize;
-        let accepted = &seq.token_ids[first_draft..first_draft + num_accepted as usize];
         let history = add_history(&mut self.input.history, sample.history.as_deref(), accepted);
-        let num_output_tokens = sample.num_output_tokens + num_accepted;
+        let num_output_tokens = sample.num_output_tokens + accepted.len() as u32;
         let ban_end = num_output_tokens < params.min_tokens;
         let bias = self.add_biases(params, if ban_end { Some(&*seq.end_token_ids) } else { None });
         // Only the ranking by cumulative log-probability needs them unasked.
@@ -362,22 +409,29 @@ pub(crate) fn step_result(plan: &Plan, output: &StepOutput) -> StepResult {
             prompt_logprobs: seq.scored.clone().map(|_| logprobs(next())).collect(),
             ..SeqResult::default()
         };
-        let first_draft = seq.token_ids.len() - seq.num_drafts as usize;
-        let drafts = &seq.token_ids[first_draft..];
-        let mut is_accepted = true;
-        for position in 0..seq.samples.len() + drafts.len() {
-            let sampled = next();
-            if seq.params.beam.is_some() {
-                result.candidates = logprobs(sampled).top;
-            } else if is_accepted {
-                let wanted = seq.params.logprobs.is_some() || seq.params.selects_at_end();
-                result.samples.push(SampledToken {
-                    token_id: sampled.chosen.token_id,
-                    logprobs: wanted.then(|| logprobs(sampled)),
-                });
-                // What was drawn after a wrong guess was drawn in vain.
-                is_accepted = drafts.get(position).is_none_or(|draft| *draft == sampled.chosen.token_id);
+        for _ in 0..seq.num_redrawn {
+            next();
+        }
+        let wanted = seq.params.logprobs.is_some() || seq.params.selects_at_end();
+        let taken = |sampled: &Sampled| SampledToken {
+            token_id: sampled.chosen.token_id,
+            logprobs: wanted.then(|| logprobs(sampled)),
+        };
+        if seq.num_drafts == 0 {
+            for sampled in seq.samples.iter().map(|_| next()) {
+                match seq.params.beam {
+                    Some(_) => result.candidates = logprobs(sampled).top,
+                    None => result.samples.push(taken(sampled)),
+                }
             }
+            return result;
+        }
+        let drawn: Vec<&Sampled> = (0..=seq.num_drafts).map(|_| next()).collect();
+        // What was drawn after a wrong guess was drawn in vain.
+        let mut number = Some(0);
+        while let Some(at) = number {
+            result.samples.push(taken(drawn[at]));
+            number = seq.child(at, drawn[at].chosen.token_id);
         }
         result
     });

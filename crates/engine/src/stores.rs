@@ -75,7 +75,8 @@ impl Engine {
     /// Takes in what the stores have done.
     pub(crate) fn collect_tiers(&mut self, wait: Duration) {
         if let Some(tiers) = &mut self.tiers {
-            let wait = if tiers.is_asked() { wait } else { Duration::ZERO };
+            // Where rows that are to be stored find no place, one that is stored makes it.
+            let wait = if tiers.is_asked() || tiers.is_saving() { wait } else { Duration::ZERO };
             tiers.collect(&mut self.scheduler, wait);
         }
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use baton_backend::Backend;
+use baton_backend::{Backend, ReferenceBackend};
 use baton_core::{Request, RequestOutput, SamplingParams, TokenId};
 use baton_cpu::{CpuBackend, CpuOptions};
 use baton_engine::{Engine, EngineConfig, SpeculationStats, SpeculativeConfig};
@@ -235,6 +235,70 @@ fn a_draft_model_must_be_opened_where_it_is_named() {
     assert!(error.to_string().contains("--speculative-config"), "{error}");
 }
 
+fn tree(num_tokens: usize, adaptive: bool) -> SpeculativeConfig {
+    let json = format!(
+        r#"{{"method": "tree", "model": "x", "num_speculative_tokens": {num_tokens}, "tree_width": 4, "adaptive": {adaptive}}}"#
+    );
+    serde_json::from_str(&json).expect("a configuration")
+}
+
+/// A draft that differs a little is often right about a token that it found likely and did not draw.
+#[test]
+fn trees_give_the_same_tokens_and_more_of_them_in_a_step() {
+    for (target, draft) in [("llama", "llama-bias"), ("qwen2", "llama-bias"), ("deepseek-v3", "llama-bias")] {
+        let mut without = plain(target);
+        let mut chain = drafting([target, draft], reference(), |config| {
+            config.speculative = Some(speculative(12, false));
+        });
+        // As a device has it that records its steps: rows that are computed again draw too.
+        let recording = Box::new(ReferenceBackend::new().with_large_steps());
+        let mut tree = drafting([target, draft], recording, |config| {
+            config.speculative = Some(self::tree(12, false));
+        });
+        for (what, params) in kinds() {
+            let want = without.generate(prompts(target), &params).expect("completes");
+            for engine in [&mut chain, &mut tree] {
+                let got = engine.generate(prompts(target), &params).expect("completes");
+                same(&format!("{target}, {what}"), &got, &want);
+                assert_idle(engine);
+            }
+        }
+        let (chain, tree) = (chain.stats().speculation, tree.stats().speculation);
+        let lengths = (chain.mean_acceptance_length(), tree.mean_acceptance_length());
+        assert!(lengths.1 > lengths.0, "{target}: {lengths:?} of {chain:?} and {tree:?}");
+    }
+}
+
+#[test]
+fn trees_lose_nothing_in_a_small_cache_and_on_the_cpu() {
+    let want = plain("llama").generate(prompts("llama"), &greedy(24)).expect("completes");
+    for mode in [PreemptionMode::Swap, PreemptionMode::Recompute] {
+        let mut engine = drafting(["llama", "llama-bias"], reference(), |config| {
+            config.speculative = Some(tree(8, false));
+            config.preemption_mode = mode;
+            config.max_num_batched_tokens = 11;
+            let spec = open(&golden("llama")).config().kv_spec(config.kv_dtype, 4);
+            config.kv_cache_memory = Some((48 * 2 * spec.bytes_per_block()) as u64);
+        });
+        same("a small cache", &engine.generate(prompts("llama"), &greedy(24)).expect("completes"), &want);
+        assert_idle(&engine);
+    }
+    let cpu = || Box::new(CpuBackend::new(CpuOptions::default()).expect("the CPU is always there"));
+    for deterministic in [true, false] {
+        let golden = golden("llama");
+        let config = EngineConfig { block_size: Some(16), deterministic, ..small_config(&golden) };
+        let want =
+            engine(&golden, cpu(), &config).generate(prompts("llama"), &greedy(24)).expect("completes");
+        let mut engine = drafting(["llama", "llama-bias"], cpu(), |config| {
+            config.block_size = Some(16);
+            config.deterministic = deterministic;
+            config.speculative = Some(tree(12, false));
+        });
+        same("cpu", &engine.generate(prompts("llama"), &greedy(24)).expect("completes"), &want);
+        assert_idle(&engine);
+    }
+}
+
 /// How often each token was the third of an answer, over so many seeds.
 fn third_tokens(engine: &mut Engine, params: &SamplingParams, seeds: std::ops::Range<u64>) -> Vec<f64> {
     let prompt = golden("llama").prompts[0].token_ids.clone();
@@ -262,28 +326,38 @@ fn third_tokens(engine: &mut Engine, params: &SamplingParams, seeds: std::ops::R
 #[test]
 fn ten_thousand_sampled_tokens_are_distributed_as_without_a_draft() {
     let mut without = plain("llama");
-    let mut engine = drafting(["llama", "llama-bias"], reference(), |_| {});
+    let mut engines = [speculative(4, false), tree(8, false)].map(|config| {
+        drafting(["llama", "llama-bias"], reference(), |settings| settings.speculative = Some(config))
+    });
     let warm = SamplingParams { temperature: 0.9, ..greedy(4) };
     for params in [warm.clone(), SamplingParams { temperature: 0.6, top_p: 0.8, ..warm }] {
         let want = third_tokens(&mut without, &params, 0..10_000);
-        let got = third_tokens(&mut engine, &params, 10_000..20_000);
-        let (mut statistic, mut cells, mut rare) = (0.0_f64, 0.0_f64, (0.0_f64, 0.0_f64));
-        for (&want, &got) in want.iter().zip(&got) {
-            if want + got < 20.0 {
-                rare = (rare.0 + want, rare.1 + got);
-            } else {
-                statistic += (want - got) * (want - got) / (want + got);
-                cells += 1.0;
-            }
+        for engine in &mut engines {
+            assert_alike(&want, &third_tokens(engine, &params, 10_000..20_000));
         }
-        if rare.0 + rare.1 > 0.0 {
-            statistic += (rare.0 - rare.1).powi(2) / (rare.0 + rare.1);
+    }
+    for engine in &engines {
+        let stats = engine.stats().speculation;
+        assert!(stats.num_accepted_tokens > 50 && stats.num_draft_tokens > 10_000, "{stats:?}");
+    }
+}
+
+/// A chi-square test of two samples of equal size.
+fn assert_alike(want: &[f64], got: &[f64]) {
+    let (mut statistic, mut cells, mut rare) = (0.0_f64, 0.0_f64, (0.0_f64, 0.0_f64));
+    for (&want, &got) in want.iter().zip(got) {
+        if want + got < 20.0 {
+            rare = (rare.0 + want, rare.1 + got);
+        } else {
+            statistic += (want - got) * (want - got) / (want + got);
             cells += 1.0;
         }
-        // Four standard deviations above what chance gives.
-        let most = cells + 4.0 * (2.0 * cells).sqrt();
-        assert!(cells > 5.0 && statistic < most, "{statistic} in {cells} cells, at most {most}");
     }
-    let stats = engine.stats().speculation;
-    assert!(stats.num_accepted_tokens > 50 && stats.num_draft_tokens > 10_000, "{stats:?}");
+    if rare.0 + rare.1 > 0.0 {
+        statistic += (rare.0 - rare.1).powi(2) / (rare.0 + rare.1);
+        cells += 1.0;
+    }
+    // Four standard deviations above what chance gives.
+    let most = cells + 4.0 * (2.0 * cells).sqrt();
+    assert!(cells > 5.0 && statistic < most, "{statistic} in {cells} cells, at most {most}");
 }

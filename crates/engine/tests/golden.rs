@@ -41,6 +41,7 @@ const MIXTURES: &[&str] = &[
     "qwen3-moe",
     "olmoe",
     "granite-moe",
+    "gpt-oss",
     "deepseek-v2-lite",
     "deepseek-v2",
     "deepseek-v3",

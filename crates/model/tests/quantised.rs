@@ -21,7 +21,7 @@ const EXACT: f32 = 3e-3;
 const ROUNDED: f32 = 6e-2;
 
 /// What each becomes when it is read.
-const MODELS: [(&str, WeightFormat); 17] = [
+const MODELS: [(&str, WeightFormat); 18] = [
     ("fp8-tensor-static", WeightFormat::F8_E4M3),
     ("fp8-channel", WeightFormat::F8_E4M3),
     ("fp8-block", WeightFormat::F8_E4M3),
@@ -39,6 +39,7 @@ const MODELS: [(&str, WeightFormat); 17] = [
     ("w4a16-g32-actorder", WeightFormat::Q4_1),
     ("mxfp4", WeightFormat::Q5_0),
     ("fp8-experts", WeightFormat::F8_E4M3),
+    ("gpt-oss-mxfp4", WeightFormat::Q5_0),
 ];
 
 fn folder(name: &str) -> PathBuf {
@@ -87,7 +88,8 @@ fn logits_are_those_of_the_dequantised_weights() {
     for (name, format) in MODELS {
         let files = ModelFiles::open(&folder(name), LoadFormat::Auto).expect("opens");
         let weights = files.weights().expect("has weights");
-        let mlp = if name == "fp8-experts" { "mlp.experts.0" } else { "mlp" };
+        let has_experts = matches!(name, "fp8-experts" | "gpt-oss-mxfp4");
+        let mlp = if has_experts { "mlp.experts.0" } else { "mlp" };
         let down = format!("model.layers.0.{mlp}.down_proj.weight");
         let tensor = weights.tensor(&down).expect("reads").expect("is there");
         assert_eq!(tensor.format(), format, "{name}");

@@ -9,7 +9,7 @@ use baton_kv::{BlockMove, KvConfig};
 
 use crate::group::{Group, Place};
 use crate::preempt::live_seq_ids;
-use crate::schedule::{Run, Step, writes};
+use crate::schedule::{Run, Step};
 use crate::shares::num_readers;
 use crate::{Fetch, Scheduler, Wait};
 
@@ -56,7 +56,7 @@ impl Scheduler {
         let group = &self.groups[&id];
         let seq_ids = live_seq_ids(group);
         let runs = self.wanted_runs(id, step);
-        let needed = self.kv.swap_in_cost(&seq_ids) + self.kv.blocks_needed(&writes(group, &runs));
+        let needed = self.kv.swap_in_cost(&seq_ids) + self.kv.blocks_needed(&self.writes(group, &runs));
         if runs.is_empty() || needed + self.num_blocks_kept() > self.kv.num_free_blocks() {
             return false;
         }

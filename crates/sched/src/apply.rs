@@ -63,16 +63,21 @@ impl Scheduler {
         for (index, planned) in plan.seqs.iter().enumerate() {
             let group = self.groups.get_mut(&planned.request_id).expect("a request in flight stays");
             let seq = find(group, planned);
-            let num_drafts = planned.num_drafts as usize;
-            let num_tokens = result.map_or(0, |result| result.seqs[index].samples.len());
-            // All tokens but one were guessed right; the others were computed in vain.
-            let num_rejected = num_drafts - num_drafts.min(num_tokens.saturating_sub(1));
             seq.num_in_flight -= 1;
-            seq.num_applied += planned.token_ids.len() - num_rejected;
+            seq.num_applied += (planned.end() - planned.start) as usize;
             seq.num_pending -= usize::from(!planned.samples.is_empty());
-            if num_drafts > 0 {
+            seq.num_from_branch = 0;
+            if planned.num_drafts > 0 {
+                let drawn = result.map_or(&[][..], |result| &result.seqs[index].samples);
+                // All tokens but one were guessed right; the others were computed in vain.
+                let num_right = drawn.len().saturating_sub(1);
+                let of_chain =
+                    planned.num_right_of_chain(drawn.iter().map(|one| one.token_id)).min(num_right);
+                let num_rejected = planned.num_chain_drafts() - of_chain;
                 seq.num_drafts_in_flight = 0;
+                seq.num_applied -= num_rejected;
                 seq.num_computed -= num_rejected;
+                seq.num_from_branch = num_right - of_chain;
                 self.kv.truncate(seq.id, seq.num_computed);
             }
         }

@@ -57,6 +57,9 @@ pub struct SchedConfig {
     /// Decodes that begin alike stand side by side in a Plan, so that what they share can be read once. A decode has at most so
     /// many tokens. 0: the order is that of the queue.
     pub relay_max_queries: usize,
+    /// Tokens that are computed again after a branch of guesses was right draw too: the device has recorded steps in which every row
+    /// draws.
+    pub redraws: bool,
     /// A tenant may make a step at most so many times as long as it is for the tenant that asks the least of it; 0: there is
     /// no limit but the step's own.
     pub max_step_slowdown: f64,
@@ -82,6 +85,7 @@ impl Default for SchedConfig {
             recompute_cost_per_token: 4.0,
             min_store_tokens: 0,
             relay_max_queries: 0,
+            redraws: false,
             max_step_slowdown: 2.0,
             cost: CostModel::default(),
             max_plans_in_flight: 1,

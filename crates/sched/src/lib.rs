@@ -33,11 +33,12 @@ mod turns;
 pub use baton_kv::{EvictionPolicy, KvConfig, KvEvent, KvGroup, NO_BLOCK};
 pub use config::{Policy, PreemptionMode, SchedConfig};
 pub use cost::{CostModel, StepCost};
-pub use drafts::Drafts;
+pub use drafts::{DraftBranch, Drafts};
 pub use error::SchedError;
 pub use loads::Ask;
 pub use plan::{
-    BlockMove, Fetch, PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, SampledToken, SeqResult, StepResult,
+    BlockMove, Fetch, PENDING_TOKEN, Plan, PlannedBranch, PlannedSample, PlannedSeq, SampledToken, SeqResult,
+    StepResult,
 };
 pub use scheduler::{Scheduler, SequenceView};
 pub use sequence::Wait;

@@ -65,6 +65,8 @@ mod tests {
             start: 16 * (blocks.len() as u32 - 1),
             token_ids: vec![7; num_tokens],
             num_drafts: 0,
+            branches: Vec::new(),
+            num_redrawn: 0,
             draft_masks: Vec::new(),
             block_tables: vec![blocks.iter().map(|&block| BlockId(block)).collect()],
             samples: Vec::new(),

@@ -47,12 +47,16 @@ pub struct PlannedSeq {
     pub seq_id: SeqId,
     /// Position of the first token; the KV of all earlier positions is in the blocks.
     pub start: u32,
-    /// The tokens to compute, at positions `start..`.
+    /// The tokens to compute, at positions `start..`; those of `branches` stand at the end.
     pub token_ids: Vec<TokenId>,
-    /// The last so many of `token_ids` are guesses. Each is checked against what is drawn at the position before it.
+    /// The last so many of `token_ids` are guesses. Each is checked against what is drawn after the token before it.
     pub num_drafts: u32,
-    /// Physical blocks of positions 0.. for each lane of each KV group, covering at least `start + token_ids.len()` tokens.
-    /// Rows behind a group's window are [`NO_BLOCK`](baton_kv::NO_BLOCK).
+    /// The first so many of `token_ids` draw too, although what comes after them is known: so that every row of the step draws.
+    pub num_redrawn: u32,
+    /// Guesses beside the chain that follows the last known token, in the order of their tokens.
+    pub branches: Vec<PlannedBranch>,
+    /// Physical blocks of positions 0.. for each lane of each KV group, covering at least [`PlannedSeq::end`] tokens, and the
+    /// rows of `branches` behind them. Rows behind a group's window are [`NO_BLOCK`](baton_kv::NO_BLOCK).
     pub block_tables: Vec<Vec<BlockId>>,
     /// Who takes a token from the logits of the last position, and of those before drafts. Empty for all but the last chunk of
     /// a prompt.
@@ -71,6 +75,20 @@ pub struct PlannedSeq {
     pub params: Arc<SamplingParams>,
     /// The end tokens of the request, which `ban_end` bans.
     pub end_token_ids: Arc<[TokenId]>,
+}
+
+/// Guesses that follow each other and depart from the chain, or from an earlier branch.
+///
+/// Their keys and values have a block of their own, from its first slot on, which is a row of the block tables behind those of the
+/// chain. So each of them sees what stands before the departure and its own branch, and nobody else sees the branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedBranch {
+    /// What its first token follows: 0 the last known token, `n` the `n`-th guess.
+    pub parent: u32,
+    /// At most as many as a block holds.
+    pub num_tokens: u32,
+    /// Row of the block tables.
+    pub row: u32,
 }
 
 /// One token to be drawn.
@@ -105,11 +123,90 @@ impl Plan {
 }
 
 impl PlannedSeq {
+    /// The position after the run, without its branches.
+    pub fn end(&self) -> u32 {
+        self.start + (self.token_ids.len() - self.num_branch_tokens()) as u32
+    }
+
+    pub fn num_branch_tokens(&self) -> usize {
+        self.branches.iter().map(|branch| branch.num_tokens as usize).sum()
+    }
+
+    /// Guesses in a row after the last known token.
+    pub fn num_chain_drafts(&self) -> usize {
+        self.num_drafts as usize - self.num_branch_tokens()
+    }
+
+    /// The guesses, those of the chain first.
+    pub fn drafts(&self) -> &[TokenId] {
+        &self.token_ids[self.token_ids.len() - self.num_drafts as usize..]
+    }
+
+    /// Each branch, and the number of its first guess: guesses count from 1.
+    pub fn numbered_branches(&self) -> impl Iterator<Item = (usize, &PlannedBranch)> {
+        self.branches.iter().scan(self.num_chain_drafts() + 1, |next, branch| {
+            let first = *next;
+            *next += branch.num_tokens as usize;
+            Some((first, branch))
+        })
+    }
+
+    /// The number of the guess that `token_id` is, drawn after guess number `parent` (0 is the last known token), if it is one.
+    pub fn child(&self, parent: usize, token_id: TokenId) -> Option<usize> {
+        let is_guess = |number: usize| self.drafts()[number - 1] == token_id;
+        let num_chain = self.num_chain_drafts();
+        let next = if parent < num_chain {
+            Some(parent + 1)
+        } else {
+            let within = |&(first, branch): &(usize, &PlannedBranch)| {
+                (first..first + branch.num_tokens as usize - 1).contains(&parent)
+            };
+            self.numbered_branches().find(within).map(|_| parent + 1)
+        };
+        let departing = self.numbered_branches().filter(|(_, branch)| branch.parent as usize == parent);
+        next.into_iter().chain(departing.map(|(first, _)| first)).find(|&number| is_guess(number))
+    }
+
+    /// The guesses before guess number `number`, and itself, by their numbers: the nearest to the last known token first.
+    pub fn path(&self, number: usize) -> Vec<usize> {
+        let mut path = Vec::new();
+        let mut at = number;
+        while at > self.num_chain_drafts() {
+            let (first, branch) = self
+                .numbered_branches()
+                .find(|(first, branch)| at < first + branch.num_tokens as usize)
+                .expect("a guess behind the chain is of a branch");
+            path.extend((first..=at).rev());
+            at = branch.parent as usize;
+        }
+        path.extend((1..=at).rev());
+        path.reverse();
+        path
+    }
+
+    /// The numbers of the guesses that were right, where these tokens were drawn one after the other.
+    pub fn right_guesses(&self, drawn: impl IntoIterator<Item = TokenId>) -> Vec<usize> {
+        let mut right = Vec::new();
+        for token_id in drawn {
+            let Some(number) = self.child(right.last().copied().unwrap_or(0), token_id) else { break };
+            right.push(number);
+        }
+        right
+    }
+
+    /// How many guesses of the chain were right, where these tokens were drawn.
+    pub fn num_right_of_chain(&self, drawn: impl IntoIterator<Item = TokenId>) -> usize {
+        let chain = &self.drafts()[..self.num_chain_drafts()];
+        chain.iter().zip(drawn).take_while(|(guess, drawn)| *guess == drawn).count()
+    }
+
     /// How many rows of logits this run needs.
     pub fn num_logit_rows(&self) -> usize {
         // The last position may be both scored and sampled from; `scored` never includes it then, because the
         // token after the last prompt token is not a prompt token.
-        self.scored.len() + if self.samples.is_empty() { 0 } else { 1 + self.num_drafts as usize }
+        let num_drawn =
+            if self.samples.is_empty() { 0 } else { 1 + (self.num_redrawn + self.num_drafts) as usize };
+        self.scored.len() + num_drawn
     }
 }
 

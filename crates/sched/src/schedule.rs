@@ -12,7 +12,7 @@ use crate::cost::StepCost;
 use crate::group::Group;
 use crate::scheduler::InFlight;
 use crate::shares::{Shares, num_readers};
-use crate::{PENDING_TOKEN, Plan, PlannedSample, PlannedSeq, Scheduler};
+use crate::{DraftBranch, PENDING_TOKEN, Plan, PlannedBranch, PlannedSample, PlannedSeq, Scheduler};
 
 /// A Plan in the making, with what is left of the step's limits.
 pub(crate) struct Step {
@@ -46,6 +46,11 @@ pub(crate) struct Run {
     pub(crate) count: usize,
     /// Of these, guesses at the end.
     pub(crate) num_drafts: usize,
+    /// Of the branches of its guesses the first so many, and their tokens.
+    pub(crate) num_branches: usize,
+    pub(crate) num_branch_tokens: usize,
+    /// Of the known tokens before the last one, those that draw too.
+    pub(crate) num_redrawn: usize,
     pub(crate) has_sample: bool,
 }
 
@@ -156,7 +161,7 @@ impl Scheduler {
             let mut runs = self.wanted_runs(id, step);
             let has_drafts = runs.iter().any(|run| run.num_drafts > 0);
             if has_drafts
-                && self.kv.blocks_needed(&writes(&self.groups[&id], &runs)) > self.kv.num_free_blocks()
+                && self.kv.blocks_needed(&self.writes(&self.groups[&id], &runs)) > self.kv.num_free_blocks()
             {
                 // Nobody makes room for guesses.
                 self.drop_drafts(id);
@@ -177,7 +182,7 @@ impl Scheduler {
     fn make_room(&mut self, id: RequestId, runs: &[Run], step: &mut Step) -> bool {
         loop {
             let group = &self.groups[&id];
-            let needed = self.kv.blocks_needed(&writes(group, runs));
+            let needed = self.kv.blocks_needed(&self.writes(group, runs));
             if needed == 0 || (needed <= self.kv.num_free_blocks() && !step.is_short_of_blocks) {
                 return true;
             }
@@ -262,9 +267,10 @@ impl Scheduler {
         let group = self.groups.get_mut(&id).expect("a running request is here");
         for run in runs {
             let planned = plan_run(group, run, &mut self.kv, &mut step.plan);
-            step.tokens_left -= run.count;
+            step.tokens_left -= run.count + run.num_branch_tokens;
             step.rows_left -= planned.num_logit_rows();
-            step.entries_left -= num_entries(group, run.position, planned.samples.len(), run.num_drafts);
+            let num_drafts = run.num_drafts + run.num_branch_tokens;
+            step.entries_left -= num_entries(group, run.position, planned.samples.len(), num_drafts);
             step.plan.seqs.push(planned);
         }
     }
@@ -281,11 +287,12 @@ impl Scheduler {
             tokens_kept: step.decodes_to_come.min(config.max_num_batched_tokens / 2),
             rows_kept: step.decodes_to_come.min(config.max_num_logit_rows / 2),
             allowed: usize::MAX,
+            redraws: config.redraws,
         };
         let allowed = |position: usize| {
             step.shares.as_ref().map_or(usize::MAX, |shares| shares.allowed(self, group, position))
         };
-        let is_decoding = live.iter().all(|&position| group.seqs[position].num_remaining() == 1);
+        let is_decoding = live.iter().all(|&position| group.seqs[position].is_decoding());
         // Beams are compared with each other: all of them take the step, or none.
         let beams_in_step = group.is_beam() && group.forked;
         let has_room = || {
@@ -313,20 +320,24 @@ impl Scheduler {
         }
         runs
     }
+
+    /// The ranges that `runs` write.
+    pub(crate) fn writes(&self, group: &Group, runs: &[Run]) -> Vec<WriteRange> {
+        runs.iter().map(|run| write_of(group, run, &self.kv)).collect()
+    }
 }
 
-/// The ranges that `runs` write.
-pub(crate) fn writes(group: &Group, runs: &[Run]) -> Vec<WriteRange> {
-    let write = |run: &Run| {
-        let seq = &group.seqs[run.position];
-        WriteRange { seq_id: seq.id, start: seq.num_computed, end: seq.num_computed + run.count }
-    };
-    runs.iter().map(write).collect()
+/// What a run writes: its tokens, and a row of blocks for each branch behind them.
+fn write_of(group: &Group, run: &Run, kv: &KvCache) -> WriteRange {
+    let seq = &group.seqs[run.position];
+    let (start, end) = (seq.num_computed, seq.num_computed + run.count);
+    let with_branches = (kv.config().rows_for(end) + run.num_branches) * kv.config().block_size;
+    WriteRange { seq_id: seq.id, start, end: if run.num_branches > 0 { with_branches } else { end } }
 }
 
 /// Tokens that a request takes each step to keep all its sequences going.
 fn num_decodes(group: &Group) -> usize {
-    group.live().filter(|&position| group.seqs[position].num_remaining() == 1).count()
+    group.live().filter(|&position| group.seqs[position].is_decoding()).count()
 }
 
 /// False for a sequence that has to wait for a token in flight, for the prompt that it shares, for its drafts, or for something else.
@@ -348,6 +359,7 @@ struct Limits {
     rows_kept: usize,
     /// What the sequence's tenant may have.
     allowed: usize,
+    redraws: bool,
 }
 
 impl Limits {
@@ -355,7 +367,7 @@ impl Limits {
     fn cut(&mut self, group: &Group, position: usize, available: usize, threshold: usize) -> Option<Run> {
         let seq = &group.seqs[position];
         let remaining = seq.num_remaining();
-        let (mut count, rows_left) = if remaining == 1 {
+        let (mut count, rows_left) = if seq.is_decoding() {
             (available.min(self.tokens_left), self.rows_left)
         } else {
             let threshold = if threshold == 0 { usize::MAX } else { threshold };
@@ -380,18 +392,32 @@ impl Limits {
         self.tokens_left -= count;
         self.rows_left -= num_rows(count);
         let has_sample = count == remaining;
-        let num_drafts = if has_sample && remaining == 1 { self.num_drafts(group, position) } else { 0 };
+        let checks = has_sample && seq.is_decoding();
+        let num_drafts = if checks { self.num_drafts(group, position, count) } else { 0 };
+        let (num_branches, num_branch_tokens) = match num_drafts {
+            0 => (0, 0),
+            _ => self.num_branches(group, position, count, num_drafts),
+        };
+        let num_checked = num_drafts + num_branch_tokens;
         if has_sample {
-            self.entries_left -= num_entries(group, position, num_drawn, num_drafts);
+            self.entries_left -= num_entries(group, position, num_drawn, num_checked);
         }
-        self.tokens_left -= num_drafts;
-        self.rows_left -= num_drafts;
-        Some(Run { position, count: count + num_drafts, num_drafts, has_sample })
+        self.tokens_left -= num_checked;
+        self.rows_left -= num_checked;
+        // Where there are rows of logits for them, and nothing is scored besides.
+        let num_redrawn = if checks && self.redraws && group.scored(seq.num_computed, count).is_empty() {
+            (remaining - 1).min(self.rows_left.saturating_sub(self.rows_kept))
+        } else {
+            0
+        };
+        self.rows_left -= num_redrawn;
+        let count = count + num_drafts;
+        Some(Run { position, count, num_drafts, num_branches, num_branch_tokens, num_redrawn, has_sample })
     }
 
     /// How many guesses of a sequence a step can check: it must not be longer than it may get, and all others have their
-    /// token first.
-    fn num_drafts(&self, group: &Group, position: usize) -> usize {
+    /// token first. `num_known` tokens of the run come before them.
+    fn num_drafts(&self, group: &Group, position: usize, num_known: usize) -> usize {
         let seq = &group.seqs[position];
         if seq.drafts.is_empty() || seq.num_pending > 0 || group.is_beam() || !group.forked {
             return 0;
@@ -400,11 +426,41 @@ impl Limits {
         let tokens = self.tokens_left.saturating_sub(self.tokens_kept);
         let rows = self.rows_left.saturating_sub(self.rows_kept);
         let known = seq.drafts.len(group.request.params.is_masked());
-        let mut count = known.min(most).min(tokens).min(rows).min(self.allowed - 1);
+        let mut count = known.min(most).min(tokens).min(rows).min(self.allowed.saturating_sub(num_known));
         while count > 0 && num_entries(group, position, 1, count) > self.entries_left {
             count -= 1;
         }
         count
+    }
+
+    /// How many branches of a sequence's guesses a step can check beside a chain of `num_drafts`, and their tokens.
+    fn num_branches(
+        &self,
+        group: &Group,
+        position: usize,
+        num_known: usize,
+        num_drafts: usize,
+    ) -> (usize, usize) {
+        let drafts = &group.seqs[position].drafts;
+        let most = group.max_len.saturating_sub(group.seqs[position].token_ids.len() + 1);
+        // Branches may depart from what a chain that is cut has lost.
+        if num_drafts < drafts.token_ids.len() || group.request.params.is_masked() {
+            return (0, 0);
+        }
+        let tokens = self.tokens_left.saturating_sub(self.tokens_kept);
+        let rows = self.rows_left.saturating_sub(self.rows_kept);
+        let allowed = self.allowed.saturating_sub(num_known);
+        let most_tokens = tokens.min(rows).min(allowed).min(most).saturating_sub(num_drafts);
+        let (mut num_branches, mut num_tokens) = (0, 0);
+        for branch in &drafts.branches {
+            let with_it = num_tokens + branch.token_ids.len();
+            let entries = num_entries(group, position, 1, num_drafts + with_it);
+            if with_it > most_tokens || entries > self.entries_left {
+                break;
+            }
+            (num_branches, num_tokens) = (num_branches + 1, with_it);
+        }
+        (num_branches, num_tokens)
     }
 }
 
@@ -416,27 +472,26 @@ fn num_entries(group: &Group, position: usize, num_samples: usize, num_drafts: u
 
 /// Takes the blocks for one run, marks it as being computed and writes it down.
 fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> PlannedSeq {
-    let (start, end) = {
-        let seq = &group.seqs[run.position];
-        (seq.num_computed, seq.num_computed + run.count)
-    };
-    let seq_id = group.seqs[run.position].id;
-    kv.reserve(WriteRange { seq_id, start, end }, &mut plan.copies)
-        .expect("make_room has checked the free blocks");
+    let write = write_of(group, run, kv);
+    let (seq_id, start, end) = (write.seq_id, write.start, write.start + run.count);
+    let first_row = kv.config().rows_for(end) as u32;
+    kv.reserve(write, &mut plan.copies).expect("make_room has checked the free blocks");
     let scored = group.scored(start, run.count);
     let mask = group.seqs[run.position].mask.clone().or_else(|| group.first_mask.clone());
     let samples = if run.has_sample { planned_samples(group, run.position) } else { Vec::new() };
     let seq = &mut group.seqs[run.position];
     let known = seq.token_ids.iter().skip(start).copied();
     let drafts = std::mem::take(&mut seq.drafts);
+    let branches = &drafts.branches[..run.num_branches];
     let token_ids: Vec<TokenId> = if run.num_drafts > 0 {
-        known.chain(drafts.token_ids.iter().take(run.num_drafts).copied()).collect()
+        let beside = branches.iter().flat_map(|branch| &branch.token_ids);
+        known.chain(drafts.token_ids.iter().take(run.num_drafts).chain(beside).copied()).collect()
     } else {
         known.chain(std::iter::repeat(PENDING_TOKEN)).take(run.count).collect()
     };
     let next_token_id = seq.token_ids.get(end).copied().filter(|_| scored.end == run.count);
     seq.num_computed = end;
-    seq.num_drafts_in_flight = run.num_drafts;
+    seq.num_drafts_in_flight = run.num_drafts + run.num_branch_tokens;
     seq.last_step = plan.step;
     seq.num_in_flight += 1;
     seq.num_pending += usize::from(run.has_sample);
@@ -445,7 +500,9 @@ fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> 
         seq_id,
         start: start as u32,
         token_ids,
-        num_drafts: run.num_drafts as u32,
+        num_drafts: (run.num_drafts + run.num_branch_tokens) as u32,
+        num_redrawn: run.num_redrawn as u32,
+        branches: (first_row..).zip(branches).map(|(row, branch)| planned_branch(branch, row)).collect(),
         block_tables: kv.block_tables(seq_id),
         draft_masks: drafts.masks.into_iter().take(run.num_drafts).collect(),
         mask: if samples.is_empty() { None } else { mask },
@@ -456,6 +513,10 @@ fn plan_run(group: &mut Group, run: &Run, kv: &mut KvCache, plan: &mut Plan) -> 
         params: group.request.params.clone(),
         end_token_ids: Arc::clone(&group.request.eos_token_ids),
     }
+}
+
+fn planned_branch(branch: &DraftBranch, row: u32) -> PlannedBranch {
+    PlannedBranch { parent: branch.parent as u32, num_tokens: branch.token_ids.len() as u32, row }
 }
 
 /// Who draws from the logits at the end of this sequence: itself, or after a prompt all that are to be forked.

@@ -54,6 +54,9 @@ pub(crate) struct Sequence {
     pub(crate) drafts: Drafts,
     /// Guesses are made from its last token: it is not planned before that is known.
     pub(crate) awaits_tokens: bool,
+    /// Tokens before the last one that are known by a branch of guesses: their keys and values were computed in the branch's own
+    /// blocks, and are computed again.
+    pub(crate) num_from_branch: usize,
     /// Guesses that a Plan in flight checks.
     pub(crate) num_drafts_in_flight: usize,
     /// Which tokens may be drawn next, where that is limited.
@@ -80,6 +83,7 @@ impl Sequence {
             waits: 0,
             drafts: Drafts::default(),
             awaits_tokens: false,
+            num_from_branch: 0,
             num_drafts_in_flight: 0,
             mask: None,
             history: History::default(),
@@ -122,11 +126,17 @@ impl Sequence {
         self.num_tokens_coming().saturating_sub(self.num_computed)
     }
 
+    /// It needs one more run to draw its next token, and this is not a prompt's.
+    pub(crate) fn is_decoding(&self) -> bool {
+        (1..=1 + self.num_from_branch).contains(&self.num_remaining())
+    }
+
     /// The KV is lost and has to be computed again.
     pub(crate) fn forget_computed(&mut self) {
         debug_assert!(self.num_in_flight == 0, "a sequence in flight keeps its KV");
         self.num_computed = 0;
         self.num_applied = 0;
+        self.num_from_branch = 0;
     }
 
     /// Takes a sampled token.

@@ -119,7 +119,7 @@ export const CHARTS = [
   },
   {
     id: "chart-savings",
-    title: "Not computed, not read",
+    title: "Work saved by caching and relay",
     series: ["prompt tokens", "KV reads"],
     values: [shareOf(...HITS), saved],
     format: percent,

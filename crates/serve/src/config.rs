@@ -50,6 +50,8 @@ pub struct ServerConfig {
     pub root_path: String,
     /// Tokens in log-probabilities are written as `token_id:ID` unless a request says otherwise.
     pub tokens_as_ids: bool,
+    /// Every stream ends with its usage, whether or not it was asked for.
+    pub force_include_usage: bool,
     /// Whether `/` shows the web console.
     pub console: bool,
     pub max_body_bytes: usize,
@@ -106,6 +108,7 @@ impl Default for ServerConfig {
             allowed_hosts: Vec::new(),
             root_path: String::new(),
             tokens_as_ids: false,
+            force_include_usage: false,
             console: true,
             max_body_bytes: 16 << 20,
             max_body_items: 1 << 18,

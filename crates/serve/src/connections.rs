@@ -375,8 +375,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for HalfClose<S> {
 /// More connections than there may be: say so and close.
 fn refuse(stream: TcpStream) {
     const ANSWER: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
-        Content-Type: application/json\r\nContent-Length: 128\r\n\r\n\
-        {\"error\":{\"message\":\"the server has as many connections as it may hold\",\
+        Content-Type: application/json\r\nContent-Length: 116\r\n\r\n\
+        {\"error\":{\"message\":\"too many connections: try again later\",\
         \"type\":\"server_error\",\"param\":null,\"code\":\"overloaded\"}}";
     tokio::spawn(async move {
         if let Ok(Ok(())) = tokio::time::timeout(LAST_BYTES, stream.writable()).await {
@@ -392,9 +392,9 @@ mod tests {
 
     #[test]
     fn the_refusal_states_its_length() {
-        let body = "{\"error\":{\"message\":\"the server has as many connections as it may hold\",\
+        let body = "{\"error\":{\"message\":\"too many connections: try again later\",\
                     \"type\":\"server_error\",\"param\":null,\"code\":\"overloaded\"}}";
-        assert_eq!(body.len(), 128);
+        assert_eq!(body.len(), 116);
     }
 
     fn lane(num_places: usize) -> Lane {

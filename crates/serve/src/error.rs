@@ -94,7 +94,7 @@ impl ApiError {
     /// 403: a page that may not call this server.
     pub fn foreign_origin(origin: &str) -> Self {
         let message =
-            format!("pages of {origin:?} may not call this server: start it with --allowed-origins");
+            format!("web pages from {origin:?} may not call this server: start it with --allowed-origins");
         Self {
             code: Some("origin_not_allowed"),
             ..Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
@@ -104,7 +104,7 @@ impl ApiError {
     /// 403: it would cost other keys what is theirs.
     pub fn shared_by_keys(what: &str) -> Self {
         let message =
-            format!("{what} is shared by several API keys: none of them may take it from the others");
+            format!("{what} is shared by several API keys, so that none of them may clear it for the others");
         Self {
             code: Some("shared_by_keys"),
             ..Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
@@ -123,7 +123,7 @@ impl ApiError {
     /// 503: it takes longer than a request may wait.
     pub fn model_not_ready(model: &str) -> Self {
         Self::unavailable(&format!(
-            "the model {model:?} is not ready: it is being loaded, or all places for models are at work; try again later"
+            "the model {model:?} is not ready: it is still loading, or every loaded model is busy; try again later"
         ))
     }
 
@@ -178,14 +178,14 @@ impl ApiError {
     /// 409: a graph is never changed in place.
     pub fn graph_exists(id: &str, version: u64) -> Self {
         Self::graph_conflict(format!(
-            "graph {id:?} is there in version {version}: delete it, or send the changed one with a higher version"
+            "graph {id:?} exists in version {version}: delete it, or send the new one with a higher version"
         ))
     }
 
     /// 409: it went away while it was computed.
     pub fn graph_gone(id: &str) -> Self {
         Self::graph_conflict(format!(
-            "graph {id:?} was deleted or replaced while its embeddings were computed"
+            "graph {id:?} was deleted or replaced while its embeddings were being computed"
         ))
     }
 
@@ -276,7 +276,7 @@ impl ApiError {
 
     /// 429: as many requests as may wait are waiting.
     pub fn busy() -> Self {
-        let message = "the server has as many requests as it may hold: try again later";
+        let message = "too many requests are waiting: try again later";
         Self {
             code: Some("rate_limit_exceeded"),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
@@ -300,7 +300,7 @@ impl ApiError {
     pub fn too_many_connections() -> Self {
         Self {
             code: Some("overloaded"),
-            ..Self::unavailable("the server has as many connections as it may hold (--max-connections)")
+            ..Self::unavailable("too many connections (--max-connections): try again later")
         }
     }
 

@@ -49,11 +49,11 @@ impl Show {
             return Err(ApiError::invalid_field("stream_options", message));
         }
         let options = fields.stream_options.unwrap_or_default();
+        let include_usage = options.include_usage.unwrap_or(false) || app.config.force_include_usage;
         Ok(Self {
             stream,
-            include_usage: options.include_usage.unwrap_or(false),
-            continuous_usage: options.include_usage.unwrap_or(false)
-                && options.continuous_usage_stats.unwrap_or(false),
+            include_usage,
+            continuous_usage: include_usage && options.continuous_usage_stats.unwrap_or(false),
             token_ids: fields.return_token_ids.unwrap_or(false),
             tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(app.config.tokens_as_ids),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),

@@ -3,7 +3,8 @@
 mod common;
 
 use axum::http::{Request, StatusCode};
-use common::{MODEL, client};
+use baton_serve::ServerConfig;
+use common::{MODEL, client, client_with, engine_config};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -72,6 +73,9 @@ async fn a_stream_is_the_whole_answer_in_pieces() {
     let continuous = json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
     let continuous = client.events(CHAT, &chat(continuous)).await;
     assert!(continuous.iter().all(|event| event["usage"]["prompt_tokens"] == 7));
+    let forced = ServerConfig { force_include_usage: true, ..ServerConfig::default() };
+    let events = client_with(forced, &engine_config()).await.events(CHAT, &chat(json!({}))).await;
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 12);
 }
 
 #[tokio::test]

@@ -160,7 +160,19 @@ impl FakeDevice {
         for blocks in &planned.block_tables {
             let covered = blocks.len() * self.block_size;
             let seq_id = planned.seq_id;
-            assert!(covered >= start + planned.token_ids.len(), "{seq_id}: a block table is too short");
+            assert!(covered >= planned.end() as usize, "{seq_id}: a block table is too short");
+            for branch in &planned.branches {
+                let row = branch.row as usize;
+                assert!(row < blocks.len(), "{seq_id}: a branch has no block");
+                assert!(
+                    row * self.block_size >= planned.end() as usize,
+                    "{seq_id}: a branch lies in the run"
+                );
+                assert!(
+                    branch.num_tokens as usize <= self.block_size,
+                    "{seq_id}: a branch exceeds its block"
+                );
+            }
         }
         assert!(view.token_ids.len() >= start, "{}: tokens before the run are not known", planned.seq_id);
         let mut prefix = naming.root;
@@ -198,10 +210,11 @@ impl FakeDevice {
     ) -> SeqResult {
         let mut result = SeqResult::default();
         let mut prefix = start;
-        // The prefixes after the last known token and after each draft.
+        // The prefixes after the last known token and after each draft, and how many drafts are before.
         let mut ends = Vec::new();
-        let first_end = planned.token_ids.len() - planned.num_drafts as usize - 1;
-        for (offset, &token_id) in planned.token_ids.iter().enumerate() {
+        let num_run = (planned.end() - planned.start) as usize;
+        let first_end = num_run - planned.num_chain_drafts() - 1;
+        for (offset, &token_id) in planned.token_ids[..num_run].iter().enumerate() {
             let token_id = if token_id == PENDING_TOKEN { self.feedback[&planned.seq_id] } else { token_id };
             let position = planned.start as usize + offset;
             prefix = naming.child(prefix, position, token_id);
@@ -216,17 +229,40 @@ impl FakeDevice {
                 result.prompt_logprobs.push(self.model.position_logprobs(prefix, next));
             }
             if offset >= first_end {
-                ends.push(prefix);
+                ends.push((prefix, offset - first_end));
             }
         }
-        let drafts = &planned.token_ids[first_end + 1..];
-        for (position, &prefix) in ends.iter().enumerate() {
-            self.sample(planned, prefix, position, view, &mut result);
-            if drafts.get(position).is_some_and(|draft| self.feedback[&planned.seq_id] != *draft) {
-                break;
-            }
+        self.compute_branches(planned, naming, &mut ends);
+        let mut number = Some(0);
+        while let Some(at) = number {
+            let (prefix, num_accepted) = ends[at];
+            self.sample(planned, prefix, num_accepted, view, &mut result);
+            let drawn = (planned.num_drafts > 0).then(|| self.feedback[&planned.seq_id]);
+            number = drawn.and_then(|token_id| planned.child(at, token_id));
         }
         result
+    }
+
+    /// Each branch goes on from the prefix of its parent, in a block of its own.
+    fn compute_branches(
+        &mut self,
+        planned: &PlannedSeq,
+        naming: &Naming,
+        ends: &mut Vec<(PrefixHash, usize)>,
+    ) {
+        let first_draft = planned.end() as usize - planned.num_chain_drafts();
+        for (first, branch) in planned.numbered_branches() {
+            let (mut prefix, mut depth) = ends[branch.parent as usize];
+            for place in 0..branch.num_tokens as usize {
+                prefix = naming.child(prefix, first_draft + depth, planned.drafts()[first - 1 + place]);
+                depth += 1;
+                for lane in 0..self.windows.len() {
+                    let block = planned.block_tables[lane][branch.row as usize];
+                    self.device[block.index() * self.block_size + place] = Some((lane, prefix));
+                }
+                ends.push((prefix, depth));
+            }
+        }
     }
 
     fn sample(
@@ -241,7 +277,7 @@ impl FakeDevice {
         let has_pending = planned.token_ids.contains(&PENDING_TOKEN);
         assert!(!(has_pending && params.has_penalties()), "a penalty needs the tokens so far");
         for sample in &planned.samples {
-            let num_tokens = planned.start as usize + planned.token_ids.len() - planned.num_drafts as usize;
+            let num_tokens = planned.end() as usize - planned.num_chain_drafts();
             assert_eq!(
                 sample.num_output_tokens as usize,
                 num_tokens - view.num_prompt_tokens,
@@ -285,7 +321,10 @@ fn check_writers(plan: &Plan, block_size: usize) {
     for planned in &plan.seqs {
         let start = planned.start as usize;
         for blocks in &planned.block_tables {
-            for index in start / block_size..(start + planned.token_ids.len()).div_ceil(block_size) {
+            let of_branches = planned.branches.iter().map(|branch| branch.row as usize);
+            for index in
+                (start / block_size..(planned.end() as usize).div_ceil(block_size)).chain(of_branches)
+            {
                 let before = written.insert(blocks[index], planned.seq_id);
                 assert!(before.is_none(), "block {} has two writers", blocks[index]);
             }

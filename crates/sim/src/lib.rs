@@ -10,6 +10,7 @@
 mod client;
 mod device;
 mod fake_model;
+mod guesses;
 mod load;
 mod oracle;
 mod run;

@@ -66,6 +66,7 @@ pub fn random_scenario(rng: &mut Rng) -> Scenario {
         recompute_cost_per_token: *rng.pick(&[0.5, 2.0, 4.0]),
         min_store_tokens: *rng.pick(&[0, 0, 8]),
         relay_max_queries: *rng.pick(&[0, 8]),
+        redraws: max_num_seqs.is_multiple_of(2),
         max_step_slowdown: *rng.pick(&[0.0, 1.0, 1.5, 3.0]),
         cost: CostModel {
             reads_per_position: *rng.pick(&[0.0, 0.002, 0.1]),

@@ -7,6 +7,7 @@ use baton_kv::StorePolicy;
 use baton_sched::{Plan, Policy, SchedStats, Scheduler, StepResult, Wait};
 
 use crate::client::Client;
+use crate::guesses::{Guesses, some_branches};
 use crate::store::FakeStore;
 use crate::{FakeDevice, Naming, Rng, Scenario, random_request, random_scenario};
 
@@ -33,6 +34,8 @@ pub struct Report {
     pub num_fetches: usize,
     pub num_drafts: usize,
     pub num_accepted_drafts: usize,
+    /// Of those, guesses of branches.
+    pub num_from_branches: usize,
     /// Places for guesses that were given back unused.
     pub num_dropped_drafts: usize,
     pub num_waits: usize,
@@ -170,16 +173,15 @@ impl Run {
         let Some(view) = self.scheduler.sequence(seq_id).filter(|view| !view.is_finished) else { return };
         if self.rng.per_mille(self.scenario.drafts) {
             let request = &self.clients[&view.request_id].request;
-            let naming = Naming::of(request, self.scenario.kv.block_size);
-            let mut prefix = naming.whole(view.token_ids);
-            let seed = request.params.seed.unwrap_or(0);
-            let mut drafts = Vec::new();
-            for _ in 0..self.rng.between(1, 6) {
-                let right = self.scenario.model.sample(prefix, seed, view.index, |_| false);
-                let token_id = if self.rng.per_mille(800) { right } else { (right + 1) % 40 };
-                prefix = prefix.child(token_id);
-                drafts.push(token_id);
-            }
+            let block_size = self.scenario.kv.block_size;
+            let guesses = Guesses {
+                prefix: Naming::of(request, block_size).whole(view.token_ids),
+                model: &self.scenario.model,
+                seed: request.params.seed.unwrap_or(0),
+                index: view.index,
+                block_size,
+            };
+            let drafts = guesses.make(&mut self.rng);
             self.scheduler.set_drafts(seq_id, drafts);
         }
         if self.rng.per_mille(self.scenario.waits) {
@@ -236,6 +238,9 @@ impl Run {
             if planned.num_drafts > 0 {
                 self.report.num_drafts += planned.num_drafts as usize;
                 self.report.num_accepted_drafts += result.samples.len() - 1;
+                let drawn = result.samples.iter().map(|sample| sample.token_id);
+                let of_chain = planned.num_right_of_chain(drawn).min(result.samples.len() - 1);
+                self.report.num_from_branches += result.samples.len() - 1 - of_chain;
             }
         }
         let blocks = plan.seqs.iter().flat_map(|planned| planned.block_tables.iter().flatten());
@@ -254,9 +259,11 @@ impl Run {
     fn drop_some_drafts(&mut self, plan: &mut Plan) {
         for planned in plan.seqs.iter_mut().filter(|planned| planned.num_drafts > 0) {
             if self.rng.per_mille(300) {
-                let count = self.rng.between(0, planned.num_drafts as usize);
-                self.report.num_dropped_drafts += planned.num_drafts as usize - count;
-                self.scheduler.keep_drafts(planned, count);
+                let count = self.rng.between(0, planned.num_chain_drafts());
+                let before = planned.num_drafts;
+                let branches = some_branches(planned, count, &mut self.rng);
+                self.scheduler.keep_drafts(planned, count, &branches);
+                self.report.num_dropped_drafts += before.saturating_sub(planned.num_drafts) as usize;
             }
         }
     }

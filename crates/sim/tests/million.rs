@@ -21,6 +21,7 @@ fn add(total: &mut Report, report: &Report) {
     total.num_fetches += report.num_fetches;
     total.num_drafts += report.num_drafts;
     total.num_accepted_drafts += report.num_accepted_drafts;
+    total.num_from_branches += report.num_from_branches;
     total.num_dropped_drafts += report.num_dropped_drafts;
     total.num_waits += report.num_waits;
     total.num_behind_windows += report.num_behind_windows;
@@ -76,6 +77,7 @@ fn a_million_steps() {
         ("tokens planned ahead", total.num_planned_ahead as u64),
         ("fetches from the host tier", total.num_fetches as u64),
         ("accepted drafts", total.num_accepted_drafts as u64),
+        ("accepted drafts of branches", total.num_from_branches as u64),
         ("rejected drafts", (total.num_drafts - total.num_accepted_drafts) as u64),
         ("drafts that were dropped before their step", total.num_dropped_drafts as u64),
         ("waits for masks and encoders", total.num_waits as u64),

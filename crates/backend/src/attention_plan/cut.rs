@@ -2,8 +2,8 @@
 //! partial results fit, from what the model is and the device likes.
 
 use super::{
-    AttentionTuning, PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes, choose_shared_split,
-    choose_split, plan_attention, plan_relay,
+    AttentionTuning, BranchQueries, PlannerOptions, SequenceQueries, ShareOptions, SharedPrefixes,
+    choose_shared_split, choose_split, plan_relay,
 };
 use crate::{AttentionPlan, DeviceInfo};
 
@@ -109,10 +109,12 @@ impl AttentionCut {
         self.relays = relays && !self.is_fixed;
     }
 
-    /// Plans the attention of one kind: `window` is its sliding window, `shared` what the sequences were found to share.
+    /// Plans the attention of one kind: `window` is its sliding window, `branches` says which of `seqs` are branches of guesses,
+    /// `shared` what the sequences were found to share.
     pub fn plan(
         &self,
         seqs: &[SequenceQueries],
+        branches: &[BranchQueries],
         pages: &[u32],
         window: Option<u32>,
         shared: &mut SharedPrefixes,
@@ -121,11 +123,11 @@ impl AttentionCut {
         let border = if self.relays { self.sharing.border } else { 0 };
         shared.find(seqs, pages, &ShareOptions { window, border, ..self.sharing });
         let options = self.options(window, seqs, shared);
-        plan_relay(seqs, shared, &options, out);
+        plan_relay(seqs, branches, shared, &options, out);
         if out.num_partials > self.max_partials {
             *shared = SharedPrefixes::default();
             let whole = PlannerOptions { max_kv_per_item: 0, ..options };
-            plan_attention(seqs, &whole, out);
+            plan_relay(seqs, branches, shared, &whole, out);
         }
     }
 

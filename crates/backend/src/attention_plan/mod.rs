@@ -36,6 +36,21 @@ pub struct SequenceQueries {
     pub pages_start: u32,
 }
 
+/// Rows that go on beside others: the queries of a branch of guesses.
+///
+/// They see the pages of their sequence up to their first position. What they see from there on, themselves included, is in pages of
+/// branches, whose first slots hold it. These count as the page of the first position: no key is placed after where it stands, and
+/// none by a block's worth of positions before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BranchQueries {
+    /// Number of its queries among those of the sequences. Their first position is that up to which the pages are seen.
+    pub seq: usize,
+    /// Pages of branches that this one departs from, as indices into `StepInput::pages`, and how many of their tokens are seen.
+    pub before: Vec<(u32, u32)>,
+    /// Index of the page that its own rows are written to.
+    pub page: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannerOptions {
     pub block_size: usize,
@@ -53,12 +68,14 @@ pub struct PlannerOptions {
 
 /// Plans one item for each run of queries and each split of the keys they see. `out` is cleared first.
 pub fn plan_attention(seqs: &[SequenceQueries], options: &PlannerOptions, out: &mut AttentionPlan) {
-    plan_relay(seqs, &SharedPrefixes::default(), options, out);
+    plan_relay(seqs, &[], &SharedPrefixes::default(), options, out);
 }
 
-/// The same, but what was found to be shared is planned once for all that share it.
+/// The same, but what was found to be shared is planned once for all that share it. Those of `seqs` that are branches are named in
+/// `branches`, in the same order.
 pub fn plan_relay(
     seqs: &[SequenceQueries],
+    branches: &[BranchQueries],
     shared: &SharedPrefixes,
     options: &PlannerOptions,
     out: &mut AttentionPlan,
@@ -70,12 +87,17 @@ pub fn plan_relay(
     out.num_shared_items = out.items.len() as u32;
     let unsplit = PlannerOptions { max_kv_per_item: 0, ..*options };
     let mut spans = spans.iter().peekable();
+    let mut branches = branches.iter().peekable();
     // Those that the sequence at hand reads, the outer ones first.
     let mut around: Vec<&PlannedSpan> = Vec::new();
     for (number, seq) in seqs.iter().enumerate() {
         while around.pop_if(|span| span.seqs.end <= number).is_some() {}
         while let Some(span) = spans.next_if(|span| span.seqs.start == number) {
             around.push(span);
+        }
+        if let Some(branch) = branches.next_if(|branch| branch.seq == number) {
+            plan_branch(seq, branch, own_start(seq, number, shared, options), &around, options, out);
+            continue;
         }
         let is_long = options.max_split_queries > 0 && seq.num_queries > options.max_split_queries;
         let options = if is_long { &unsplit } else { options };
@@ -241,6 +263,55 @@ fn plan_run(
         out.merge_slots
             .extend((0..num_splits).map(|number| first_partial + number * run.num_queries + query));
         out.merges.push(AttentionMerge { query: row, first, count: num_parts });
+    }
+}
+
+/// Plans the rows of a branch: what they see of their sequence together, what is in the pages of branches each for itself, because
+/// there a place is no position.
+fn plan_branch(
+    run: &SequenceQueries,
+    branch: &BranchQueries,
+    start: u32,
+    around: &[&PlannedSpan],
+    options: &PlannerOptions,
+    out: &mut AttentionPlan,
+) {
+    let block_size = options.block_size as u32;
+    let has_own = start < run.first_position;
+    let splits = has_own.then(|| splits(start, run.first_position, options)).into_iter().flatten();
+    let first_partial = out.num_partials;
+    let mut num_splits = 0;
+    for (kv_start, kv_end) in splits {
+        out.items.push(AttentionItem {
+            query_start: run.query_start,
+            num_queries: run.num_queries,
+            pages_start: run.pages_start + kv_start / block_size,
+            kv_start,
+            kv_len: kv_end - kv_start,
+            partial: out.num_partials,
+        });
+        out.num_partials += run.num_queries;
+        num_splits += 1;
+    }
+    for query in 0..run.num_queries {
+        let row = run.query_start + query;
+        let first = out.merge_slots.len() as u32;
+        out.merge_slots.extend(around.iter().flat_map(|span| span.slots_of(row)));
+        out.merge_slots.extend((0..num_splits).map(|split| first_partial + split * run.num_queries + query));
+        for &(page, kv_len) in branch.before.iter().chain([&(branch.page, query + 1)]) {
+            out.merge_slots.push(out.num_partials);
+            out.items.push(AttentionItem {
+                query_start: row,
+                num_queries: 1,
+                pages_start: page,
+                kv_start: run.first_position / block_size * block_size,
+                kv_len,
+                partial: out.num_partials,
+            });
+            out.num_partials += 1;
+        }
+        let count = out.merge_slots.len() as u32 - first;
+        out.merges.push(AttentionMerge { query: row, first, count });
     }
 }
 

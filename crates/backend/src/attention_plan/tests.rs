@@ -285,7 +285,7 @@ proptest! {
         shared.find(&seqs, &pages, &sharing);
         let options = PlannerOptions { block_size: block_size as usize, window, max_kv_per_item: split_blocks * block_size, max_kv_per_shared_item: shared_blocks * block_size, max_split_queries: 0, max_queries_per_item };
         let mut plan = AttentionPlan::default();
-        plan_relay(&seqs, &shared, &options, &mut plan);
+        plan_relay(&seqs, &[], &shared, &options, &mut plan);
         check_plan(&seqs, &pages, &options, &plan);
         if max_queries == 0 {
             let mut alone = AttentionPlan::default();
@@ -316,7 +316,7 @@ fn a_tree_of_two_levels_has_an_item_for_each_node() {
     let mut shared = SharedPrefixes::default();
     shared.find(&seqs, &pages, &options);
     let mut plan = AttentionPlan::default();
-    plan_relay(&seqs, &shared, &full(64), &mut plan);
+    plan_relay(&seqs, &[], &shared, &full(64), &mut plan);
     let items: Vec<_> = plan
         .items
         .iter()
@@ -387,7 +387,7 @@ fn too_little_is_not_shared() {
         let mut shared = SharedPrefixes::default();
         shared.find(&seqs, &pages, &options);
         let mut plan = AttentionPlan::default();
-        plan_relay(&seqs, &shared, &full(64), &mut plan);
+        plan_relay(&seqs, &[], &shared, &full(64), &mut plan);
         check_plan(&seqs, &pages, &full(64), &plan);
         shared.keys(&seqs).0
     };
@@ -397,4 +397,50 @@ fn too_little_is_not_shared() {
     // Read twice, it saves less; read by each, nothing.
     assert_eq!([4, 1].map(|queries| keys(saved - 512, queries)), [0, 0]);
     assert_eq!(keys(saved - 513, 4), 512);
+}
+
+/// A branch of two rows that departs after position 37 from a sequence of 40 tokens, and one that departs from its first row.
+#[test]
+fn branches_see_what_they_depart_from_and_themselves() {
+    let query = |query_start, num_queries, first_position| SequenceQueries {
+        query_start,
+        num_queries,
+        first_position,
+        pages_start: 0,
+    };
+    let seqs = [query(0, 5, 35), query(5, 2, 37), query(7, 1, 37)];
+    let branches = [
+        BranchQueries { seq: 1, before: Vec::new(), page: 10 },
+        BranchQueries { seq: 2, before: vec![(10, 1)], page: 11 },
+    ];
+    let options = PlannerOptions {
+        block_size: 16,
+        window: None,
+        max_kv_per_item: 16,
+        max_kv_per_shared_item: 0,
+        max_split_queries: 8,
+        max_queries_per_item: 0,
+    };
+    let mut plan = AttentionPlan::default();
+    plan_relay(&seqs, &branches, &SharedPrefixes::default(), &options, &mut plan);
+    // Of each row of a branch: the page and the number of keys of each item that is merged.
+    let read = |row: u32| -> Vec<(u32, u32)> {
+        let merge = plan.merges.iter().find(|merge| merge.query == row).expect("rows of branches are merged");
+        let slots = &plan.merge_slots[merge.first as usize..][..merge.count as usize];
+        let item_of = |slot: u32| {
+            let wrote =
+                |item: &&AttentionItem| (item.partial..item.partial + item.num_queries).contains(&slot);
+            let item = plan.items.iter().find(wrote).expect("an item writes each slot");
+            assert_eq!(item.query_start + slot - item.partial, row);
+            assert!(item.kv_start <= 37 && item.kv_start.is_multiple_of(16));
+            (item.pages_start, item.kv_len)
+        };
+        slots.iter().map(|&slot| item_of(slot)).collect()
+    };
+    let context = [(0, 16), (1, 16), (2, 5)];
+    assert_eq!(read(5), [&context[..], &[(10, 1)]].concat());
+    assert_eq!(read(6), [&context[..], &[(10, 2)]].concat());
+    assert_eq!(read(7), [&context[..], &[(10, 1), (11, 1)]].concat());
+    let written: u32 = plan.items.iter().map(|item| item.num_queries).sum();
+    assert_eq!(written, plan.num_partials, "every slot is written once");
 }

@@ -3,9 +3,9 @@
 use super::{Built, Case, MAX_TOKENS, Rows, inputs, limits};
 use crate::testing::{Random, random_tensor};
 use crate::{
-    Attention, Backend, BackendError, Embed, KvDtype, KvLayerSpec, KvSpec, Norm, NormKind, NormSpan, Op,
-    PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SequenceQueries, ShareOptions, SharedBytes,
-    SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
+    Attention, Backend, BackendError, BranchQueries, Embed, KvDtype, KvLayerSpec, KvSpec, Norm, NormKind,
+    NormSpan, Op, PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
+    SharedBytes, SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
 };
 
 const HIDDEN: usize = 256;
@@ -22,6 +22,7 @@ struct Kind {
     window: Option<u32>,
     softcap: Option<f32>,
     alibi: bool,
+    sinks: bool,
     head_norms: bool,
     /// What they are taken over.
     span: NormSpan,
@@ -44,6 +45,7 @@ fn kinds() -> Vec<Kind> {
         window: None,
         softcap: None,
         alibi: false,
+        sinks: false,
         head_norms: false,
         span: NormSpan::Head,
         layer_norms: false,
@@ -71,11 +73,15 @@ fn kinds() -> Vec<Kind> {
         }
         kinds.push(Kind { heads, kv_heads, head_dim, split: 32, max_queries: 5, head_norms: true, ..plain });
         kinds.push(Kind { heads, kv_heads, head_dim, window: Some(21), split: 64, ..plain });
+        kinds.push(Kind { heads, kv_heads, head_dim, sinks: true, ..plain });
+        kinds.push(Kind { heads, kv_heads, head_dim, sinks: true, split: 32, max_queries: 5, ..plain });
         let dtype = KvDtype::F32;
         kinds.push(Kind { heads, kv_heads, head_dim, dtype, split: 32, head_norms: true, ..plain });
     }
     kinds.push(Kind { head_dim: 128, dtype: KvDtype::F32, window: Some(21), softcap: Some(3.0), ..plain });
     kinds.push(Kind { dtype: KvDtype::F32, alibi: true, style: RopeStyle::Interleaved, ..plain });
+    kinds.push(Kind { dtype: KvDtype::F32, sinks: true, window: Some(21), split: 32, ..plain });
+    kinds.push(Kind { dtype: KvDtype::Int8, sinks: true, split: 64, ..plain });
     kinds.push(Kind { head_dim: 128, softcap: Some(3.0), ..plain });
     kinds.push(Kind { head_dim: 128, alibi: true, split: 16, ..plain });
     kinds.push(Kind {
@@ -125,6 +131,7 @@ fn fp8_kinds(plain: Kind) -> Vec<Kind> {
         kinds.push(Kind { split: 32, max_queries: 5, head_norms: true, ..plain });
         kinds.push(Kind { window: Some(21), split: 64, ..plain });
         kinds.push(Kind { softcap: Some(3.0), max_queries: 0, ..plain });
+        kinds.push(Kind { sinks: true, split: 32, ..plain });
         kinds.push(Kind { window: Some(50), max_queries: 0, block_size: 8, ..plain });
     }
     for head_dim in [64, 128, 256] {
@@ -194,6 +201,12 @@ fn attention_step(kind: &Kind, runs: Runs) -> StepInput {
             );
         }
     }
+    plan_step(kind, &seqs, &[], &mut input);
+    input
+}
+
+/// Plans the attention of a step.
+fn plan_step(kind: &Kind, seqs: &[SequenceQueries], branches: &[BranchQueries], input: &mut StepInput) {
     let options = PlannerOptions {
         block_size: kind.block_size,
         window: kind.window,
@@ -215,9 +228,46 @@ fn attention_step(kind: &Kind, runs: Runs) -> StepInput {
         step_cost: 0,
     };
     let mut shared = SharedPrefixes::default();
-    shared.find(&seqs, &input.pages, &sharing);
+    shared.find(seqs, &input.pages, &sharing);
     input.attention.resize_with(1, Default::default);
-    plan_relay(&seqs, &shared, &options, &mut input.attention[0]);
+    plan_relay(seqs, branches, &shared, &options, &mut input.attention[0]);
+}
+
+/// Guesses that are a tree: a decode goes on with a chain of three, another guess departs after the first of them with two more
+/// behind it, and from the first of these one departs again. Another sequence decodes beside it.
+fn tree_step(kind: &Kind) -> StepInput {
+    let mut input = attention_step(kind, &[(Way::of(1), 156, 4), (Way::of(3), 268, 1)]);
+    let (chain, beside) = (
+        SequenceQueries { query_start: 0, num_queries: 4, first_position: 156, pages_start: 0 },
+        SequenceQueries {
+            query_start: 4,
+            num_queries: 1,
+            first_position: 268,
+            pages_start: 160_usize.div_ceil(kind.block_size) as u32,
+        },
+    );
+    let departs = |query_start, num_queries| SequenceQueries {
+        query_start,
+        num_queries,
+        first_position: 158,
+        pages_start: 0,
+    };
+    let first_page = input.pages.len() as u32;
+    // Blocks of the third sequence, which is short.
+    let blocks = [20, 21].map(|index| (40 - index) * 4 + 2);
+    input.pages.extend(blocks);
+    for (row, (block, place, position)) in
+        (0..).zip([(blocks[0], 0, 158), (blocks[0], 1, 159), (blocks[0], 2, 160), (blocks[1], 0, 159)])
+    {
+        input.token_ids.push(11 + 3 * row);
+        input.positions.push(position);
+        input.slots.push(block * kind.block_size as u32 + place);
+    }
+    let branches = [
+        BranchQueries { seq: 2, before: Vec::new(), page: first_page },
+        BranchQueries { seq: 3, before: vec![(first_page, 1)], page: first_page + 1 },
+    ];
+    plan_step(kind, &[chain, beside, departs(5, 3), departs(8, 1)], &branches, &mut input);
     input
 }
 
@@ -251,13 +301,13 @@ fn steps(kind: &Kind) -> Vec<StepInput> {
         relayed,
         tree.collect(),
     ];
-    steps.iter().map(|runs| attention_step(kind, runs)).collect()
+    steps.iter().map(|runs| attention_step(kind, runs)).chain([tree_step(kind)]).collect()
 }
 
 fn name(kind: &Kind) -> String {
     let flag = |is_set: bool, name: &'static str| if is_set { name } else { "" };
     format!(
-        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}",
+        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}{}",
         kind.dtype,
         kind.heads,
         kind.kv_heads,
@@ -268,6 +318,7 @@ fn name(kind: &Kind) -> String {
         kind.window,
         flag(kind.softcap.is_some(), " softcap"),
         flag(kind.alibi, " alibi"),
+        flag(kind.sinks, " sinks"),
         flag(kind.head_norms, " head norms"),
         if kind.span == NormSpan::Head && !kind.layer_norms {
             String::new()
@@ -326,6 +377,9 @@ fn build(kind: &Kind, backend: &mut dyn Backend) -> Result<Built, BackendError> 
     let k_norm = if kind.span == NormSpan::Head { q_norm } else { norm(kind.kv_heads)? };
     let slopes: Vec<f32> = (0..kind.heads).map(|head| 0.5 / (head + 1) as f32).collect();
     let slopes = backend.load_vector(&slopes)?;
+    // From far below all scores to as large as any.
+    let sinks: Vec<f32> = (0..kind.heads).map(|head| head as f32 - 3.0).collect();
+    let sinks = backend.load_vector(&sinks)?;
     let inv_freq = (0..kind.head_dim / 4).map(|i| 0.8_f32.powi(i as i32)).collect();
     let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: kind.style })?;
     backend.create_kv_cache(&spec, NUM_BLOCKS, 0)?;
@@ -356,6 +410,7 @@ fn build(kind: &Kind, backend: &mut dyn Backend) -> Result<Built, BackendError> 
             scale: 1.0 / (kind.head_dim as f32).sqrt() / 4.0,
             softcap: kind.softcap,
             alibi: kind.alibi.then_some(slopes),
+            sinks: kind.sinks.then_some(sinks),
             query,
             output,
         }),

@@ -35,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("with a gate of shared ones", Mixture { num_shared: 1, has_shared_gate: true, ..plain }),
         ("with biases", Mixture { has_product_bias: true, ..plain }),
         ("gelu", Mixture { activation: Activation::GeluTanh, ..plain }),
+        ("as of gpt-oss", Mixture { activation: Activation::ClampedSwiglu, has_product_bias: true, ..plain }),
         // Odd sizes: neither whole panels nor whole tiles.
         (
             "of odd sizes",
@@ -246,7 +247,7 @@ fn mixture(name: String, mix: Mixture) -> Case {
 fn many_tokens(mix: Mixture) -> Case {
     const TOKENS: usize = 520;
     let name = format!("experts of many tokens, {} x {} x {}", mix.num_experts, mix.width, mix.hidden);
-    Case::new(name, steps([17, 130, TOKENS]), move |backend| {
+    Case::new(name, steps([9, 17, 130, TOKENS]), move |backend| {
         let limits = StepLimits { max_tokens: TOKENS, ..limits() };
         mix.build(backend, &limits, &mut Random::new(22))
     })

@@ -138,6 +138,7 @@ fn latent(num_heads: usize, rank: usize, rotary: usize, dtype: KvDtype, dtype_na
                 scale: 0.05,
                 softcap: None,
                 alibi: None,
+                sinks: None,
                 query: absorbed,
                 output,
             }),

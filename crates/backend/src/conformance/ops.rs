@@ -25,14 +25,18 @@ pub(super) fn cases() -> Vec<Case> {
     }
     // More tiles than a device has groups of blocks; columns that do not split evenly.
     cases.push(linear(WeightFormat::BF16, 5000, 320));
-    for activation in [Activation::GeluTanh, Activation::Gelu, Activation::Relu] {
+    for activation in [Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::ClampedSwiglu] {
         cases.push(gated(WeightFormat::BF16, activation, 136, WeightUse::Embedding));
         cases.push(gated(WeightFormat::F32, activation, 136, WeightUse::Embedding));
     }
     for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu] {
         cases.push(many_gated(activation, 20 * 128));
     }
+    cases.push(gated(WeightFormat::Q5_0, Activation::ClampedSwiglu, 136, WeightUse::Embedding));
     cases.push(many_gated(Activation::Silu, 25 * 112));
+    for format in [WeightFormat::Q4_1, WeightFormat::Q5_0, WeightFormat::Q6_K, WeightFormat::Q8_0] {
+        cases.push(many_packed(format));
+    }
     cases.push(logits(WeightFormat::BF16, Some(3.0)));
     for format in [WeightFormat::F32, WeightFormat::BF16, WeightFormat::Q8_0] {
         cases.push(biased_logits(format));
@@ -187,6 +191,34 @@ fn many_gated(activation: Activation, width: usize) -> Case {
         let gated = GatedLinear { input: hidden, norm, weight, bias: None, activation, output };
         built(backend, vec![embed, Op::GatedLinear(gated)], output)
     })
+}
+
+/// Tokens for which packed weights may have kernels of their own, with columns that do not divide evenly between blocks: plain with
+/// a residual, and gated.
+fn many_packed(format: WeightFormat) -> Case {
+    const TOKENS: usize = 260;
+    let (width, cols) = (400, 1280);
+    Case::new(
+        format!("linear {format} and gated of many tokens"),
+        steps([17, 64, 65, 129, TOKENS]),
+        move |backend| {
+            let mut random = Random::new(15);
+            let limits = StepLimits { max_tokens: TOKENS, ..limits() };
+            let (embed, hidden) = source(backend, &limits, cols, &mut random)?;
+            let mut weight = |rows| {
+                let tensor = random_tensor(format, rows, cols, 0.1, &mut random);
+                backend.load_weight(&[tensor], WeightUse::Linear)
+            };
+            let (both, other) = (weight(2 * width)?, weight(width)?);
+            let bias = Some(backend.load_vector(&random.normals(width))?);
+            let output = backend.create_buffer(TOKENS, width)?;
+            let activation = Activation::Silu;
+            let gated =
+                GatedLinear { input: hidden, norm: None, weight: both, bias: None, activation, output };
+            let added = Linear { input: hidden, norm: None, weight: other, bias, output, accumulate: true };
+            built(backend, vec![embed, Op::GatedLinear(gated), Op::Linear(added)], output)
+        },
+    )
 }
 
 /// Gate and up of different formats, the gate itself of two.

@@ -31,6 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         }
         cases.push(gated(kind, 136, 512));
         cases.push(many_gated(kind));
+        cases.push(any_values(kind));
         cases.push(qkv(kind));
         cases.push(logits(kind));
     }
@@ -111,6 +112,31 @@ fn gated(kind: Kind, width: usize, cols: usize) -> Case {
         let gated = GatedLinear { input, norm, weight, bias: None, activation, output };
         built(backend, vec![embed, Op::GatedLinear(gated)], output)
     })
+}
+
+/// Few tokens are not rounded to e4m3, whatever their values are.
+fn any_values(kind: Kind) -> Case {
+    let (width, cols) = (328, 1408);
+    Case::new(
+        format!("gated_linear F8_E4M3 of {kind:?}, then linear, of any values"),
+        steps([1, 2, 3, 7, 8]),
+        move |backend| {
+            let mut random = Random::new(26);
+            let (embed, input) = super::ops::source(backend, &limits(), cols, &mut random)?;
+            let parts = [(); 2].map(|()| eight_bits(kind, width, cols, &mut random));
+            let both = backend.load_weight(&parts, WeightUse::Linear)?;
+            let other =
+                backend.load_weight(&[eight_bits(kind, width, cols, &mut random)], WeightUse::Linear)?;
+            let weight = backend.load_vector(&random.normals(cols))?;
+            let norm = Some(Norm { kind: NormKind::Rms, weight, eps: 1e-5 });
+            let bias = Some(backend.load_vector(&random.normals(width))?);
+            let output = backend.create_buffer(MAX_TOKENS, width)?;
+            let activation = Activation::GeluTanh;
+            let gated = GatedLinear { input, norm, weight: both, bias: None, activation, output };
+            let added = Linear { input, norm: None, weight: other, bias, output, accumulate: true };
+            built(backend, vec![embed, Op::GatedLinear(gated), Op::Linear(added)], output)
+        },
+    )
 }
 
 /// Tokens for which product and activation may be one kernel.

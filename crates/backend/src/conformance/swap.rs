@@ -93,6 +93,7 @@ fn build(dtype: KvDtype, backend: &mut dyn Backend) -> Result<ProgramId, Backend
         scale: 1.0,
         softcap: None,
         alibi: None,
+        sinks: None,
         query,
         output: attended,
     }));

@@ -217,6 +217,7 @@ impl Checker<'_> {
     }
 
     fn activated(&mut self, op: &ActivatedLinear) -> Checked {
+        require(!op.activation.needs_gate(), || format!("{:?} without a gate", op.activation))?;
         let (rows, cols) = self.product(op.weight, op.bias)?;
         self.norm(op.norm.as_ref(), cols)?;
         self.width("the input", op.input, cols)?;
@@ -257,6 +258,7 @@ impl Checker<'_> {
         let head_dim = self.head_dim(op.query, op.num_heads)?;
         self.width("the output", op.output, op.num_heads * head_dim)?;
         self.vector("the vector of slopes", op.alibi, op.num_heads)?;
+        self.vector("the vector of sinks", op.sinks, op.num_heads)?;
         require(op.window != Some(0), || "a window of 0 keys".to_owned())?;
         match self.windows.iter().find(|(plan, _)| *plan == op.plan) {
             Some((plan, window)) => require(*window == op.window, || {

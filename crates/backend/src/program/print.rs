@@ -111,7 +111,8 @@ fn extras(op: &Op) -> String {
         Op::EncoderAttention(op) => op.rope.map_or_else(String::new, |rope| format!("rope r{}", rope.0)),
         Op::Attention(op) => {
             let alibi = op.alibi.map_or_else(String::new, |slopes| format!("alibi v{}", slopes.0));
-            join([softcap(op.softcap), alibi])
+            let sinks = op.sinks.map_or_else(String::new, |sinks| format!("sinks v{}", sinks.0));
+            join([softcap(op.softcap), alibi, sinks])
         }
         Op::LatentKv(op) => join([norm_text("of ", Some(&op.norm)), format!("rope r{}", op.rope.0)]),
         Op::Logits(op) => join([norm_text("of ", op.norm.as_ref()), bias_text(op.bias), softcap(op.softcap)]),

@@ -83,6 +83,7 @@ fn attention() -> Attention {
         scale: 0.5,
         softcap: None,
         alibi: None,
+        sinks: None,
         query: QUERY,
         output: ATTENDED,
     }
@@ -216,6 +217,7 @@ fn heads_are_checked() {
     refused(Op::Qkv(Qkv { rope: Some(RopeId(1)), ..qkv() }), "of 8 dimensions for heads of 4");
     refused(Op::Qkv(Qkv { rope: Some(RopeId(2)), ..qkv() }), "no such rotary table as 2");
     refused(Op::Attention(Attention { alibi: Some(NORM), ..attention() }), "the vector of slopes is of 8");
+    refused(Op::Attention(Attention { sinks: Some(NORM), ..attention() }), "the vector of sinks is of 8");
     refused(Op::Attention(Attention { output: MLP, ..attention() }), "the output is of 6, expected 16");
     refused(Op::Attention(Attention { window: Some(0), ..attention() }), "a window of 0 keys");
 }

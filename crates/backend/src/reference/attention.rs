@@ -45,6 +45,15 @@ impl Partial {
         }
     }
 
+    /// Takes a key into account whose value is nothing.
+    fn add_sink(&mut self, score: f32) {
+        let max = self.max.max(f64::from(score));
+        let own = (self.max - max).exp();
+        self.max = max;
+        self.sum = self.sum * own + (f64::from(score) - max).exp();
+        self.weighted.iter_mut().for_each(|weighted| *weighted *= own);
+    }
+
     fn push_result(&self, output: &mut Vec<f32>) {
         output.extend(self.weighted.iter().map(|weighted| (weighted / self.sum) as f32));
     }
@@ -76,6 +85,12 @@ impl Run<'_> {
             }
         }
         merge_partials(plan, &mut partials, &mut results);
+        // Once a query, whatever parts its keys were in.
+        if let Some(sinks) = op.sinks.map(|sinks| vector(self.parameters, sinks, op.num_heads)) {
+            for heads in results.iter_mut().flatten() {
+                heads.iter_mut().zip(sinks).for_each(|(head, score)| head.add_sink(*score));
+            }
+        }
         results.iter().enumerate().map(|(query, heads)| output_row(query, heads.as_ref())).collect()
     }
 

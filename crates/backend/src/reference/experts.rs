@@ -1,6 +1,6 @@
 //! Mixtures of experts. A row of results holds its slots in their order.
 
-use super::math::{activate, dot, vector};
+use super::math::{activate_gate, dot, vector};
 use super::ops::Run;
 use crate::{BufferId, ExpertGated, ExpertLinear, GroupScore, Route, RouteScores, VectorId, WeightId};
 
@@ -32,7 +32,7 @@ impl Run<'_> {
             self.expert_products(op.weight, op.bias, rows_of_expert, &slots, |token, _| &inputs[token]);
         let activated = |product: Vec<f32>| -> Vec<f32> {
             let (gate, up) = product.split_at(rows_of_expert / 2);
-            gate.iter().zip(up).map(|(gate, up)| activate(op.activation, *gate) * up).collect()
+            gate.iter().zip(up).map(|(gate, up)| activate_gate(op.activation, *gate, *up)).collect()
         };
         let rows: Vec<Vec<f32>> =
             products.into_iter().map(|row| row.into_iter().flat_map(activated).collect()).collect();

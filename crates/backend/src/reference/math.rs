@@ -77,8 +77,19 @@ pub(super) fn activate(activation: Activation, value: f32) -> f32 {
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0) * x.max(0.0),
+        Activation::ClampedSwiglu => panic!("{activation:?} of a product without a gate"),
     };
     result as f32
+}
+
+/// What a gate lets through of `up`.
+pub(super) fn activate_gate(activation: Activation, gate: f32, up: f32) -> f32 {
+    if activation != Activation::ClampedSwiglu {
+        return activate(activation, gate) * up;
+    }
+    let limit = f64::from(Activation::SWIGLU_LIMIT);
+    let (gate, up) = (f64::from(gate).min(limit), f64::from(up).clamp(-limit, limit));
+    (gate / (1.0 + (-f64::from(Activation::SWIGLU_ALPHA) * gate).exp()) * (up + 1.0)) as f32
 }
 
 pub(super) fn apply_softcap(value: f32, softcap: Option<f32>) -> f32 {
@@ -123,6 +134,10 @@ mod tests {
         assert!((activate(Activation::GeluTanh, 1.0) - 0.841_192).abs() < 1e-6);
         assert_eq!(activate(Activation::Gelu, 100.0), 100.0);
         assert_eq!(activate(Activation::GeluTanh, -100.0), 0.0);
+        let swiglu = |gate, up| activate_gate(Activation::ClampedSwiglu, gate, up);
+        assert!((swiglu(1.0, 0.5) - 1.268_693_6).abs() < 1e-6, "{}", swiglu(1.0, 0.5));
+        assert_eq!((swiglu(9.0, 9.0), swiglu(2.0, -9.0)), (swiglu(7.0, 7.0), swiglu(2.0, -7.0)));
+        assert_eq!((swiglu(-100.0, 1.0), swiglu(3.0, -1.0)), (0.0, 0.0));
     }
 
     #[test]

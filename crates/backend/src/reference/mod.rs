@@ -49,6 +49,7 @@ pub struct ReferenceBackend {
     previous_tokens: Vec<TokenId>,
     total_bytes: u64,
     used_bytes: u64,
+    wants_large_steps: bool,
 }
 
 /// What is loaded once and only read by steps.
@@ -109,9 +110,16 @@ impl ReferenceBackend {
         Self::default()
     }
 
+    /// A device that says that it does best with large steps, as those do that have them recorded.
+    #[must_use]
+    pub fn with_large_steps(self) -> Self {
+        Self { wants_large_steps: true, ..self }
+    }
+
     /// A device of this many bytes: buffers and KV cache beyond them are refused. Weights count too.
     pub fn with_memory(total_bytes: u64) -> Self {
         Self {
+            wants_large_steps: false,
             handles: Handles::default(),
             programs: Programs::default(),
             parameters: Parameters::default(),
@@ -212,7 +220,7 @@ impl Backend for ReferenceBackend {
             activation_bytes: size_of::<f32>(),
             kv_cap_bytes: None,
             max_steps_in_flight: MAX_IN_FLIGHT,
-            wants_large_steps: false,
+            wants_large_steps: self.wants_large_steps,
             attention: AttentionTuning {
                 sharing: Sharing { border: 16, min_seqs: 2, read_cost: 1, ..Sharing::default() },
                 ..AttentionTuning::default()

@@ -4,7 +4,7 @@
 use baton_core::TokenId;
 
 use super::kv_cache::KvCache;
-use super::math::{activate, apply_softcap, dot, normalize, normalize_part, rotate, vector};
+use super::math::{activate, activate_gate, apply_softcap, dot, normalize, normalize_part, rotate, vector};
 use super::{Buffer, Parameters, Weight};
 use crate::sampling::{SampleScratch, push_sampled, sample_row};
 use crate::{
@@ -151,7 +151,7 @@ impl Run<'_> {
         for row in &mut rows {
             let up = row.split_off(row.len() / 2);
             for (gate, up) in row.iter_mut().zip(up) {
-                *gate = activate(op.activation, *gate) * up;
+                *gate = activate_gate(op.activation, *gate, up);
             }
         }
         self.store(op.output, &rows, false);

@@ -40,7 +40,7 @@ struct Point {
     series: String,
     shared: usize,
     num_requests: usize,
-    /// Output tokens a second of each run, in the order of [`RelayMode::ALL`].
+    /// Output tokens per second of each run, in the order of [`RelayMode::ALL`].
     tok_s: [Distribution; 3],
 }
 
@@ -121,7 +121,7 @@ fn measure(
 
 fn report(key: &str, title: &str, points: &[Point]) -> RelayReport {
     let mut text = format!(
-        "{title}: output tokens a second\n{:<18} {:>8} {:>7} {:>10} {:>10} {:>10} {:>13} {:>13}\n",
+        "{title}: output tokens per second\n{:<18} {:>8} {:>7} {:>10} {:>10} {:>10} {:>13} {:>13}\n",
         "lengths", "requests", "shared", "no cache", "cached", "relay", "over no cache", "over cached"
     );
     for point in points {

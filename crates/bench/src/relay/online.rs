@@ -21,7 +21,7 @@ const SHARES: [f64; 5] = [0.2, 0.4, 0.6, 0.8, 1.0];
 #[derive(Clone, Debug)]
 pub struct OnlineOptions {
     pub lengths: Lengths,
-    /// Requests a second; empty chooses some.
+    /// Requests per second; empty chooses some.
     pub rates: Vec<f64>,
     /// What a request must keep to count as answered in time.
     pub slo_ttft_ms: f64,
@@ -182,7 +182,7 @@ fn table(points: &[Point], setting: &RelaySetting, options: &OnlineOptions) -> S
     }
     let _ = writeln!(
         text,
-        "Highest rate at which {:.0} % have their first token within {} ms and {} ms a token after it",
+        "Highest rate at which {:.0} % have their first token within {} ms and {} ms per token after it",
         options.slo_share * 100.0,
         options.slo_ttft_ms,
         options.slo_tpot_ms

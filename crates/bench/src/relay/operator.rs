@@ -292,9 +292,20 @@ impl Device {
         let [num_heads, _, head_dim] = self.heads.shape;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let attention = |layer| {
-            let (plan, window, softcap, alibi) = (0, None, None, None);
+            let (plan, window, softcap, alibi, sinks) = (0, None, None, None, None);
             let (query, output) = (self.query, self.output);
-            Op::Attention(Attention { layer, plan, window, num_heads, scale, softcap, alibi, query, output })
+            Op::Attention(Attention {
+                layer,
+                plan,
+                window,
+                num_heads,
+                scale,
+                softcap,
+                alibi,
+                sinks,
+                query,
+                output,
+            })
         };
         let ops = [Op::Embed(self.embed)].into_iter().chain((0..num_layers).map(attention));
         self.backend.compile(&Program::new(ops.collect()))
@@ -329,7 +340,7 @@ impl Device {
         }
         let is_relay = mode == RelayMode::Relay;
         let mut plan = AttentionPlan::default();
-        self.cut(is_relay).plan(&queries, &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
+        self.cut(is_relay).plan(&queries, &[], &input.pages, None, &mut SharedPrefixes::default(), &mut plan);
         input.attention.push(plan);
         options.sizes.make_decode(&mut input);
         Some(input)

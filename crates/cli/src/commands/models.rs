@@ -48,7 +48,7 @@ pub fn list(args: &ListArgs, out: &mut dyn Write) -> Result<()> {
     if rows.is_empty() {
         writeln!(
             out,
-            "No models are here. `baton pull` fetches one, `baton pull --list` shows what is known by name."
+            "No models have been fetched. `baton pull` fetches one, `baton pull --list` shows what is known by name."
         )?;
         return Ok(());
     }
@@ -100,5 +100,5 @@ fn remove_one(name: &str) -> Result<()> {
     if removed {
         return Ok(());
     }
-    Err(hinted(format!("there is no model {name:?} here"), "`baton list` shows those there are"))
+    Err(hinted(format!("no model {name:?} has been fetched"), "`baton list` shows those that have been"))
 }

@@ -34,7 +34,7 @@ pub fn run(args: &PullArgs, out: &mut dyn Write) -> Result<()> {
         && let Some(path) = cached_entry(entry)?
     {
         if is_genuine(entry, &path, bars)? {
-            writeln!(out, "{} is here: {}", entry.name, path.display())?;
+            writeln!(out, "{} is already there: {}", entry.name, path.display())?;
             return Ok(());
         }
         eprintln!("warning: {} is damaged and is fetched again", path.display());

@@ -183,6 +183,7 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         allowed_origins: args.listen.allowed_origins(),
         root_path: args.listen.root_path.clone().unwrap_or_default(),
         tokens_as_ids: args.listen.return_tokens_as_token_ids,
+        force_include_usage: args.listen.enable_force_include_usage,
         otlp_traces_endpoint: args.log.otlp_traces_endpoint.clone(),
         console: !args.listen.disable_console,
         max_body_bytes: usize::try_from(args.listen.max_body_size).context("--max-body-size")?,

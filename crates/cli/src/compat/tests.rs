@@ -67,6 +67,12 @@ fn habits_are_understood() {
         "serve m --ssl-certfile c --ssl-keyfile k --root-path /x --allowed-origins *",
         "serve m --ctx-size 4096 --parallel 4 --alias name --flash-attn --cont-batching -t 4",
         "serve m -np 4 -fa -cb --mlock --no-mmap --jinja",
+        "serve -m m -c 4096 -b 2048 -ub 512 -ctk q8_0 -ctv q8_0 -t 4 -tb 4 -s 1 -a name -dev CUDA0",
+        "serve -m m -dev none --no-webui --cors-origins * --models-max 3 --temp 0.7 --top-k 40 --top-p 0.9 --min-p 0.05",
+        "serve -m m --repeat-penalty 1.1 --mirostat 0 --xtc-probability 0.0 --top-n-sigma -1 -n -1 -v -lv 3 --no-warmup",
+        "serve m -O3 -cc {} --compilation-config.mode 3 --no-enable-log-outputs --no-enforce-eager",
+        "complete -m m -p a -r User: -e",
+        "chat -m m -sys Hello -cnv --mirostat 0",
         "bench latency --model m --input_len 32 --output_len 8 --batch_size 1",
         "bench latency m --profile --profile-result-dir out --disable-async-output-proc",
         "bench throughput --model m --num_prompts 10",
@@ -89,15 +95,67 @@ fn habits_are_understood() {
 #[test]
 fn what_cannot_be_done_is_refused_with_a_reason() {
     for (line, expect) in [
-        ("serve m -tp 2", "--tensor-parallel-size 2 cannot be done"),
+        ("serve m -tp 2", "--tensor-parallel-size 2 is not supported"),
         ("serve m --enable-lora", "adapters are not supported"),
-        ("serve m --speculative-model d", "the flag is an old one"),
-        ("serve m --cpu-offload-gb 4", "--cpu-offload-gb 4 cannot be done"),
+        ("serve m --speculative-model d", "this is an old flag"),
+        ("serve m --cpu-offload-gb 4", "--cpu-offload-gb 4 is not supported"),
         ("serve m --middleware x", "runs no code of others"),
-        ("serve m --kv-transfer-config {}", "flags of their own"),
+        ("serve m --kv-transfer-config {}", "its parts are separate flags"),
+        ("serve m --cpu-offload-gb 1", "--cpu-offload-gb 1 is not supported"),
+        ("serve m --mirostat 1", "--mirostat 1 is not supported"),
+        ("serve m --nnodes 2", "--nnodes 2 is not supported"),
+        ("serve m --logprobs-mode processed_logits", "--logprobs-mode processed_logits is not supported"),
+        ("serve -m m -md d.gguf", "draft models have a flag of their own"),
+        ("serve m --mmproj p.gguf", "models take text only"),
+        ("serve m --api-key-file keys", "keys are not read from a file"),
     ] {
         let error = judge(&matches(line).expect("it is read")).expect_err(line).to_string();
         assert!(error.contains(expect), "{line}: {error}");
+    }
+}
+
+/// A flag is taken or refused with a reason, but never unknown.
+#[test]
+fn every_flag_of_vllm_is_known() {
+    let flags = include_str!("../../tests/data/vllm_flags.txt");
+    let flags: Vec<&str> = flags.lines().filter(|line| !line.starts_with('#')).collect();
+    assert!(flags.len() > 180, "{}", flags.len());
+    let serve = command().find_subcommand("serve").expect("it is there").clone();
+    let known: Vec<(String, bool)> = longs(&serve).collect();
+    for flag in flags {
+        let (name, has_value) = flag.strip_suffix(" VALUE").map_or((flag, false), |name| (name, true));
+        if name == "model" {
+            continue;
+        }
+        let found = known.iter().find(|(known, _)| known == name);
+        let (_, takes_value) = found.unwrap_or_else(|| panic!("--{name} is unknown"));
+        assert_eq!(*takes_value, has_value, "--{name}");
+        if !has_value {
+            parse(&format!("serve m --no-{name}"));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_listed_twice_or_has_another_meaning() {
+    let serve = Cli::command().find_subcommand("serve").expect("it is there").clone();
+    let own: Vec<String> = longs(&serve).map(|(name, _)| name).collect();
+    for (at, (name, _, effect)) in FLAGS.iter().enumerate() {
+        assert!(FLAGS[..at].iter().all(|(other, ..)| other != name), "--{name} is there twice");
+        // `baton serve` has a --profile of its own; this one is for `baton bench`.
+        assert!(
+            *name == "profile" || !own.iter().any(|own| own == name),
+            "--{name} is a flag of `baton serve`"
+        );
+        let (Note(text) | Only(text) | Single(text) | Refuse(text, _)) = effect else { continue };
+        assert!(!text.ends_with('.') && text.len() > 10, "--{name}: {text}");
+    }
+    for (short, long) in SHORTS {
+        let known = FLAGS.iter().any(|(name, ..)| *name == &long[2..]) || MODEL_FLAGS.contains(long);
+        let of_a_command = ["serve", "complete", "chat"].iter().any(|name| {
+            longs(command().find_subcommand(name).expect("a command")).any(|(name, _)| name == long[2..])
+        });
+        assert!(known || of_a_command, "{short} means {long}, which is nothing");
     }
 }
 
@@ -115,6 +173,14 @@ fn lines_are_read_as_they_were_meant() {
         ("bench serve --model name", "bench serve --model name"),
         ("bench latency --model m --input_len 3", "bench latency m --input-len 3"),
         ("dance --model m", "dance --model m"),
+        (
+            "serve m --temp 0.5 --top_k=3",
+            "serve --override-generation-config={\"temperature\":0.5,\"top_k\":3} m",
+        ),
+        ("serve m --temp warm", "serve m --temp=warm"),
+        ("chat m --temp 0.5", "chat m --temp 0.5"),
+        ("serve m --no-enforce-eager --no_trust_remote_code", "serve m"),
+        ("serve m -O3 --compilation-config.mode 3", "serve m --optimization-level=3 --compilation-config 3"),
     ] {
         assert_eq!(normal(typed), meant, "{typed}");
     }
@@ -124,10 +190,10 @@ fn lines_are_read_as_they_were_meant() {
 fn a_tip_is_right_or_there_is_none() {
     for (line, tip) in [
         ("serve m --max-model-lne 5", Some("'--max-model-len'")),
-        ("serve m --enable-dbo", None),
+        ("serve m --enable-flux-capacitor", None),
         ("serve m --kv-events-config x", None),
         ("serve m --prot 80", Some("'--port'")),
-        ("serve m --override-pooler-config x", None),
+        ("serve m --toaster-setup x", None),
         ("complete -p x --beams 4", None),
     ] {
         let said = matches(line).expect_err(line).to_string();

@@ -1,10 +1,10 @@
 //! A connection whose two ends have proved to each other that they have the shared key.
 
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::wire::{FRAME_HEAD, MAX_BODY, Message, ROW, covered};
+use super::wire::{FRAME_HEAD, Message, ROW, covered, read_frame, refused};
 use crate::timed::Timed;
 
 const MAGIC: [u8; 8] = *b"BATONKV1";
@@ -27,10 +27,6 @@ pub(crate) enum Frame<'a> {
     Message(Message),
     /// An entry, still to be opened.
     Row(&'a [u8]),
-}
-
-fn refused(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
 impl Channel {
@@ -95,44 +91,25 @@ impl Channel {
     fn send_frame(&mut self, kind: u8, body: &[u8]) -> io::Result<()> {
         let tag = self.tag(self.is_server, self.num_sent, kind, body);
         self.num_sent += 1;
-        let mut head = Vec::with_capacity(FRAME_HEAD + body.len().min(1 << 12));
-        head.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        head.push(kind);
-        head.extend_from_slice(&tag);
+        let mut head = [0; FRAME_HEAD];
+        head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        head[4] = kind;
+        head[5..].copy_from_slice(&tag);
+        // Together, so that the head of a row is no packet of its own.
         let stream = self.stream.get_mut();
-        if body.len() <= 1 << 12 {
-            head.extend_from_slice(body);
-            return stream.write_all(&head);
+        let sent = stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(body)])?;
+        if sent < FRAME_HEAD {
+            stream.write_all(&head[sent..])?;
         }
-        stream.write_all(&head)?;
-        stream.write_all(body)
+        stream.write_all(&body[sent.saturating_sub(FRAME_HEAD)..])
     }
 
     /// The next frame. A row has at most `max_row` bytes.
     pub(crate) fn receive(&mut self, max_row: usize) -> io::Result<Frame<'_>> {
-        let mut head = [0; FRAME_HEAD];
-        self.stream.read_exact(&mut head)?;
-        let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let kind = head[4];
-        let most = if kind == ROW { max_row } else { MAX_BODY };
-        if len > most {
-            return Err(refused("a frame that is too long"));
-        }
-        // What is claimed is believed piece by piece, so that a length alone takes no memory.
-        if kind == ROW {
-            // Rows follow rows of the same length: what is there need not be cleared to be written over.
-            self.body.resize(len, 0);
-            self.stream.read_exact(&mut self.body)?;
-        } else {
-            self.body.clear();
-            let read = (&mut self.stream).take(len as u64).read_to_end(&mut self.body)?;
-            if read < len {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
+        let (kind, tag) = read_frame(&mut self.stream, max_row, &mut self.body)?;
         let expected = self.tag(!self.is_server, self.num_received, kind, &self.body);
         self.num_received += 1;
-        if head[5..].iter().zip(expected).fold(0, |differs, (got, want)| differs | (got ^ want)) != 0 {
+        if tag.iter().zip(expected).fold(0, |differs, (got, want)| differs | (got ^ want)) != 0 {
             return Err(refused("the other end does not have the shared key"));
         }
         if kind == ROW {

@@ -279,6 +279,11 @@ impl BlockStore for TransferServer {
         "transfer"
     }
 
+    /// The decode worker whose prompt it is.
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
     /// The engine that computed them has no use for them.
     fn lookup(&self, keys: &[BlockKey]) -> Vec<bool> {
         vec![false; keys.len()]

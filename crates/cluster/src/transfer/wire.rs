@@ -4,12 +4,15 @@
 //! the frame: who does not have the shared key can neither ask nor answer, and a frame cannot be repeated. Of a row only the
 //! header is under the tag; the header holds a keyed hash of the rest.
 
+use std::io::{self, Read};
+
 use baton_core::TokenId;
 use baton_engine::{BlockHash, BlockKey};
 
 use crate::entry::HEADER_BYTES;
 
-pub(crate) const FRAME_HEAD: usize = 21;
+pub(crate) const FRAME_HEAD: usize = 5 + TAG;
+const TAG: usize = 16;
 /// Frames other than rows are never longer.
 pub const MAX_BODY: usize = 32 << 20;
 pub(crate) const ROW: u8 = 5;
@@ -40,7 +43,7 @@ pub enum Message {
 }
 
 impl Message {
-    pub(crate) fn encode(&self) -> (u8, Vec<u8>) {
+    pub fn encode(&self) -> (u8, Vec<u8>) {
         let mut body = Vec::new();
         let kind = match self {
             Self::Lookup { wait_ms, keys } => {
@@ -103,6 +106,34 @@ impl Message {
         };
         rest.0.is_empty().then_some(message)
     }
+}
+
+pub(crate) fn refused(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Reads a frame, whose tag is still to be compared: its kind, its tag, and its body into `body`. A row has at most `max_row` bytes.
+pub fn read_frame(stream: &mut impl Read, max_row: usize, body: &mut Vec<u8>) -> io::Result<(u8, [u8; TAG])> {
+    let mut head = [0; FRAME_HEAD];
+    stream.read_exact(&mut head)?;
+    let (len, rest) = head.split_at(4);
+    let len = u32::from_le_bytes(len.try_into().expect("four bytes")) as usize;
+    let kind = rest[0];
+    if len > if kind == ROW { max_row } else { MAX_BODY } {
+        return Err(refused("a frame that is too long"));
+    }
+    if kind == ROW {
+        // Rows follow rows of the same length: what is there need not be cleared to be written over.
+        body.resize(len, 0);
+        stream.read_exact(body)?;
+    } else {
+        // What is claimed is believed piece by piece, so that a length alone takes no memory.
+        body.clear();
+        if stream.take(len as u64).read_to_end(body)? < len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok((kind, rest[1..].try_into().expect("sixteen bytes")))
 }
 
 /// The part of a frame's body that its tag covers.

@@ -66,6 +66,8 @@ pub struct AttentionArgs {
     pub softcap: Option<f32>,
     /// One a head; null without.
     pub slopes: *const f32,
+    /// The same.
+    pub sinks: *const f32,
     /// Where results of parts of a query's keys are kept; null where a query has one part.
     pub chain: Chain,
     pub scratch: AttentionScratch,
@@ -305,8 +307,12 @@ pub(super) unsafe fn attend<S: Simd, P: Products<S>>(args: &AttentionArgs, produ
 #[inline(always)]
 pub(super) unsafe fn finish_row<S: Simd>(args: &AttentionArgs, states: &RowStates, row: usize) {
     let outputs = states.outputs.add(row * args.value_dim);
-    let sum = S::sum(S::load(states.sums.add(row * 16)));
+    let mut sum = S::sum(S::load(states.sums.add(row * 16)));
     let (query, head) = (row / args.group, args.kv_head * args.group + row % args.group);
+    if !args.sinks.is_null() && sum > 0.0 {
+        // A sink far above all scores leaves nothing of them, as it should.
+        sum += (*args.sinks.add(head) - *states.maxima.add(row)).exp();
+    }
     // A row that saw no key has nothing to say.
     let factor = if sum > 0.0 { 1.0 / sum } else { 0.0 };
     let out = args.output.add((args.query_start + query) * args.stride + head * args.head_dim);

@@ -76,7 +76,22 @@ pub unsafe fn activate<S: Simd>(activation: Activation, x: S::F) -> S::F {
             let positive = S::max(x, S::splat(0.0));
             S::mul(positive, positive)
         }
+        // Only of gates: see `activate_gate`. Programs are checked for that.
+        Activation::ClampedSwiglu => x,
     }
+}
+
+/// What a gate lets through of `up`.
+#[inline(always)]
+pub unsafe fn activate_gate<S: Simd>(activation: Activation, gate: S::F, up: S::F) -> S::F {
+    if activation != Activation::ClampedSwiglu {
+        return S::mul(activate::<S>(activation, gate), up);
+    }
+    let limit = Activation::SWIGLU_LIMIT;
+    let gate = S::min(gate, S::splat(limit));
+    let up = S::max(S::min(up, S::splat(limit)), S::splat(-limit));
+    let let_through = S::mul(gate, sigmoid::<S>(S::mul(gate, S::splat(Activation::SWIGLU_ALPHA))));
+    S::fma(let_through, up, let_through)
 }
 
 /// `cap · tanh(x / cap)`.

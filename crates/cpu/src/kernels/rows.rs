@@ -9,7 +9,7 @@
 use baton_backend::{Activation, RopeStyle};
 
 use super::attention::PANEL_KEYS;
-use super::math::{activate, softcap};
+use super::math::{activate_gate, softcap};
 use super::simd::Simd;
 use crate::quantize::ActivationBlock;
 use crate::weights::formats::{BLOCK, PANEL_ROWS};
@@ -208,7 +208,7 @@ pub unsafe fn finish_gated<S: Simd>(
     for t in 0..count {
         let gate = S::add(S::load(gate.add(t * PANEL_ROWS)), gate_bias);
         let up = S::add(S::load(up.add(t * PANEL_ROWS)), up_bias);
-        store_some::<S>(out.add(t * stride), S::mul(activate::<S>(activation, gate), up), num_rows);
+        store_some::<S>(out.add(t * stride), activate_gate::<S>(activation, gate, up), num_rows);
     }
 }
 

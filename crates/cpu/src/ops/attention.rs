@@ -327,6 +327,7 @@ impl Step<'_> {
             scale: op.scale,
             softcap: op.softcap,
             slopes: self.optional_vector(op.alibi, op.num_heads)?,
+            sinks: self.optional_vector(op.sinks, op.num_heads)?,
             chain: Chain::NONE,
             // SAFETY: `reserve_attention` made a row large enough for these rows; each worker gets its own later.
             scratch: unsafe { AttentionScratch::at(matrix.row(0), unit_rows, layer.value_dim) },

@@ -5,6 +5,7 @@ struct AttentionParams {
     const real* query;   // [tokens, heads * head_dim]
     const u8* cache;     // this layer: [blocks][K, V][kv_heads][block_size][head_dim]
     const float* slopes; // [heads] or null
+    const float* sinks;  // the same
     real* output;        // [tokens, heads * head_dim]
     float* partials;     // [slots, heads, head_dim], each divided by its own sum
     float* partial_lse;  // [slots, heads], the logarithm of that sum; minus infinity if no key was seen
@@ -18,6 +19,12 @@ struct AttentionParams {
 
 __device__ __forceinline__ bool sees(u32 position, u32 key, u32 window) {
     return key <= position && (window == 0 || position - key < window);
+}
+
+// What the sum of a head's weights is divided by, where `total` of them are relative to `max` (in units of log2). A sink is the score
+// of a key that every query sees and whose value is nothing: it counts once a query, so not in partial results.
+__device__ __forceinline__ float with_sink(const AttentionParams& p, u32 head, bool is_whole, float max, float total) {
+    return p.sinks && is_whole && total > 0.0f ? total + exp2_approx(1.44269504f * p.sinks[head] - max) : total;
 }
 
 __device__ __forceinline__ u64 cache_row(const AttentionParams& p, const u32* pages, u32 offset, u32 plane_head) {

@@ -58,7 +58,8 @@ __device__ __forceinline__ void attend_any(const AttentionParams& p) {
                     if (d < p.head_dim) sum[j] = sum[j] * old + weight * load_cache(p.cache, value_at + d, p.cache_type);
                 }
             }
-            float factor = total > 0.0f ? 1.0f / total : 0.0f;
+            float all = with_sink(p, head, item.partial == NONE, 1.44269504f * max, total);
+            float factor = all > 0.0f ? 1.0f / all : 0.0f;
             u64 slot = ((u64)item.partial + i) * p.num_heads + head;
 #pragma unroll
             for (u32 j = 0; j < WIDTH; j++) {
@@ -100,6 +101,7 @@ __device__ __forceinline__ void merge_any(const AttentionParams& p) {
                 if (d < p.head_dim) sum[j] += weight * p.partials[slot * p.head_dim + d];
             }
         }
+        total = with_sink(p, head, true, 1.44269504f * max, total);
         float factor = total > 0.0f ? 1.0f / total : 0.0f;
 #pragma unroll
         for (u32 j = 0; j < WIDTH; j++) {

@@ -182,7 +182,7 @@ __device__ __forceinline__ void join_warps(
                 low += weight * at[0];
                 high += weight * at[1];
             }
-            float factor = total > 0.0f ? 1.0f / total : 0.0f;
+            float factor = row_factor(p, item, kv_head, packed, highest, total);
             store_pair(p, item, kv_head, packed, d, low * factor, high * factor);
             if (d == 0) store_lse(p, item, kv_head, packed, highest, total);
         }
@@ -260,7 +260,7 @@ __device__ __forceinline__ void store_unit(
     for (u32 h = 0; h < 2; h++) {
         u32 packed = h * 8 + threadIdx.x % 32 / 4;
         if (packed >= num_rows) continue;
-        float factor = rows.total[h] > 0.0f ? 1.0f / rows.total[h] : 0.0f;
+        float factor = row_factor(p, item, kv_head, packed, rows.max[h], rows.total[h]);
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 8; i++)
             store_pair(p, item, kv_head, packed, column_of(i), LOW_OF(rows.sums, i, h) * factor,

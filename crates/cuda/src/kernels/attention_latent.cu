@@ -70,23 +70,32 @@ struct LatentShared {
 
 // 16 rows of the query into shared memory.
 __device__ __forceinline__ void load_query(const AttentionParams& p, LatentShared& s, u64 first) {
-    for (u32 i = threadIdx.x; i < 16 * LATENT_CHUNKS; i += 128) {
-        u32 row = i / LATENT_CHUNKS, chunk = i % LATENT_CHUNKS;
-        uint4 raw = *reinterpret_cast<const uint4*>(p.query + first + (u64)row * DIM + chunk * 8);
+    u32 to = (u32)__cvta_generic_to_shared(s.query), row = threadIdx.x / 8, part = threadIdx.x % 8;
+    const real* from = p.query + first + (u64)row * DIM + part * 8;
+#pragma unroll
+    for (u32 block = 0; block < DIM / 64; block++) {
+#if IS_F16
+        uint4 raw = *reinterpret_cast<const uint4*>(from + block * 64);
         raw = make_uint4(convert_query(raw.x), convert_query(raw.y), convert_query(raw.z), convert_query(raw.w));
-        *reinterpret_cast<uint4*>(s.query + place(row, chunk)) = raw;
+        *reinterpret_cast<uint4*>(s.query + place(row, block * 8 + part)) = raw;
+#else
+        copy_16(to + place(row, block * 8 + part), from + block * 64, true);
+#endif
     }
 }
 
-// Keys `offset..offset + KEYS` of an item; those from `end` on are zero.
+// Keys `offset..offset + KEYS` of an item; those from `end` on are zero. Eight lanes have 128 bytes of a row at a time.
 __device__ __forceinline__ void load_keys(const AttentionParams& p, LatentShared& s, const u32* pages, u32 offset, u32 end) {
-    u32 to = (u32)__cvta_generic_to_shared(s.keys);
-    for (u32 i = threadIdx.x; i < KEYS * LATENT_CHUNKS; i += 128) {
-        u32 row = i / LATENT_CHUNKS, chunk = i % LATENT_CHUNKS, key = offset + row;
-        bool is_there = key < end;
-        u64 at = cache_row(p, pages, is_there ? key : 0, 0);
-        copy_16(to + place(row, chunk), p.cache + (at + chunk * 8) * 2, is_there);
-    }
+    u32 to = (u32)__cvta_generic_to_shared(s.keys), own = threadIdx.x / 8, part = threadIdx.x % 8;
+    // Page numbers first, so that their latencies overlap.
+    const u8* from[KEYS / 16];
+#pragma unroll
+    for (u32 i = 0; i < KEYS / 16; i++) from[i] = p.cache + 2 * (cache_row(p, pages, min(offset + own + 16 * i, end - 1), 0) + part * 8);
+#pragma unroll
+    for (u32 i = 0; i < KEYS / 16; i++)
+#pragma unroll
+        for (u32 block = 0; block < DIM / 64; block++)
+            copy_16(to + place(own + 16 * i, block * 8 + part), from[i] + block * 128, offset + own + 16 * i < end);
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
 }
 

@@ -190,7 +190,7 @@ __device__ __forceinline__ void attend(
     for (u32 h = 0; h < 2; h++) {
         u32 packed = first_row + warp * 16 + lane / 4 + 8 * h;
         if (packed >= num_rows) continue;
-        float factor = rows.total[h] > 0.0f ? 1.0f / rows.total[h] : 0.0f;
+        float factor = row_factor(p, item, kv_head, packed, rows.max[h], rows.total[h]);
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 8; i++)
             store_pair(p, item, kv_head, packed, i * 8 + lane % 4 * 2, rows.sums[i][2 * h] * factor,

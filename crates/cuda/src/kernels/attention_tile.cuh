@@ -221,6 +221,14 @@ __device__ __forceinline__ Items items_of(const AttentionParams& p, const PlanHe
     return {items + plan.num_shared, plan.num_items - plan.num_shared};
 }
 
+// What a packed row of an item is multiplied with when it is stored.
+__device__ __forceinline__ float row_factor(
+    const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, float max, float total) {
+    u32 group = p.num_heads / p.num_kv_heads;
+    float all = with_sink(p, kv_head * group + packed % group, item.partial == NONE, max, total);
+    return all > 0.0f ? 1.0f / all : 0.0f;
+}
+
 // Two neighbouring values of a packed row of an item: to the output, or to the item's partial slot.
 __device__ __forceinline__ void store_pair(
     const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, u32 d, float low, float high) {
@@ -302,6 +310,7 @@ __device__ __forceinline__ void merge_head(const AttentionParams& p, const Joine
             for (u32 j = 0; j < HEAD_DIM / 32; j++) sum[j] += weight * part[i][j];
         }
     }
+    total = with_sink(p, head, true, LOG2E * max, total);
     float factor = total > 0.0f ? 1.0f / total : 0.0f;
 #pragma unroll
     for (u32 j = 0; j < HEAD_DIM / 32; j++)

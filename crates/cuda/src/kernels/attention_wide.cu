@@ -315,7 +315,7 @@ __device__ __forceinline__ void store_rows(
         total += __shfl_xor_sync(NONE, total, 2);
         u32 packed = first + lane / 4 + 8 * h;
         if (packed >= walk.num_rows) continue;
-        float factor = total > 0.0f ? 1.0f / total : 0.0f;
+        float factor = row_factor(p, walk.item, walk.kv_head, packed, softmax.max[h], total);
 #pragma unroll
         for (u32 i = 0; i < HEAD_DIM / 8; i++)
             store_pair(p, walk.item, walk.kv_head, packed, i * 8 + lane % 4 * 2, sums[i][2 * h] * factor, sums[i][2 * h + 1] * factor);

@@ -384,7 +384,7 @@ KERNEL __launch_bounds__(256) gated_activation(const ActivateParams p) {
                 gate[j] += p.bias[col + j];
                 up[j] += p.bias[p.width + col + j];
             }
-            gate[j] = activate(p.activation, gate[j]) * up[j];
+            gate[j] = activate_gate(p.activation, gate[j], up[j]);
         }
         *reinterpret_cast<Eight*>(p.output + (u64)row * p.width + col) = pack8(gate);
     }

@@ -212,6 +212,14 @@ __device__ __forceinline__ float activate(u32 kind, float x) {
     return kind == 3 ? positive : positive * positive;
 }
 
+// What a gate lets through. Of gpt-oss's (5) both are bounded.
+__device__ __forceinline__ float activate_gate(u32 kind, float gate, float up) {
+    if (kind != 5) return activate(kind, gate) * up;
+    gate = fminf(gate, 7.0f);
+    up = fminf(fmaxf(up, -7.0f), 7.0f);
+    return gate / (1.0f + exp2_approx(-1.44269504f * 1.702f * gate)) * (up + 1.0f);
+}
+
 // ---- What a projection to queries, keys and values ends with.
 
 // Types: 0 f32, 1 f16, 2 bf16, 3 e4m3.

@@ -5,10 +5,21 @@ use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 use super::{Kernels, RESERVED_SHARED, allow_shared};
 use crate::compile::{Unit, has_gated};
 use crate::gpu::Function;
-use crate::grouped::GROUPED_SHAPES;
+use crate::grouped::{FEW_SHAPES, GROUPED_SHAPES};
 
 /// As in `attention_latent.cu`: 64 keys, 16 rows of a query, their weights, and two numbers a row of each warp.
 pub(crate) const LATENT_SHARED_BYTES: u32 = (64 + 16) * 1152 + 16 * 128 + 2 * 4 * 16 * 4;
+
+/// As in `attention_latent_many.cu`: queries and two tiles of keys, 64 rows each, and the weights of a tile.
+pub(crate) const LATENT_MANY_SHARED_BYTES: u32 = 3 * 64 * 1152 + 64 * 128;
+
+/// The tensor-core attention over latents of 512 + 64.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentAttention {
+    pub(crate) few: Function,
+    /// For items of several queries, where the device can.
+    pub(crate) many: Option<Function>,
+}
 
 /// What stands around the products of many tokens with experts, and those products where the device can.
 #[derive(Clone, Debug)]
@@ -20,6 +31,8 @@ pub(crate) struct ExpertKernels {
     pub(crate) latent_kv: Function,
     /// For each of [`GROUPED_SHAPES`].
     pub(crate) grouped: Vec<Function>,
+    /// For each of [`FEW_SHAPES`].
+    pub(crate) grouped_few: Vec<Function>,
 }
 
 /// Products of few tokens with experts of one format.
@@ -41,13 +54,18 @@ impl Kernels {
         }
         if self.experts.is_none() {
             let module = self.compiler.load(Unit::Experts(precision))?;
-            let mut grouped = Vec::new();
+            let (mut grouped, mut grouped_few) = (Vec::new(), Vec::new());
             if precision == Precision::Fast && has_gated(&self.compiler.architecture) {
                 let module = self.compiler.load(Unit::Grouped)?;
                 for shape in &GROUPED_SHAPES {
                     let function = module.function(shape.name)?;
                     allow_shared(function, shape.shared_bytes())?;
                     grouped.push(function);
+                }
+                for shape in &FEW_SHAPES {
+                    let function = module.function(shape.name)?;
+                    allow_shared(function, shape.shared_bytes())?;
+                    grouped_few.push(function);
                 }
                 self.modules.push(module);
             }
@@ -58,6 +76,7 @@ impl Kernels {
                 combine: module.function("combine_rows")?,
                 latent_kv: module.function("latent_kv")?,
                 grouped,
+                grouped_few,
             });
             self.modules.push(module);
         }
@@ -87,20 +106,30 @@ impl Kernels {
     }
 
     /// The tensor-core attention over latents of 512 + 64, where there is one.
-    pub(crate) fn latent_attention(&mut self, cache: KvDtype) -> Result<Option<Function>, BackendError> {
+    pub(crate) fn latent_attention(
+        &mut self,
+        cache: KvDtype,
+    ) -> Result<Option<LatentAttention>, BackendError> {
         let fits = LATENT_SHARED_BYTES + RESERVED_SHARED <= self.shared_bytes;
         let is_made = matches!(cache, KvDtype::F16 | KvDtype::BF16);
         if self.precision != Precision::Fast || !fits || !is_made {
             return Ok(None);
         }
-        if let Some(function) = self.latent_attention.get(&cache) {
-            return Ok(Some(*function));
+        if let Some(kernels) = self.latent_attention.get(&cache) {
+            return Ok(Some(*kernels));
         }
         let module = self.compiler.load(Unit::AttentionLatent { is_f16: cache == KvDtype::F16 })?;
-        let function = module.function("attention_latent")?;
-        allow_shared(function, LATENT_SHARED_BYTES)?;
-        self.latent_attention.insert(cache, function);
+        let few = module.function("attention_latent")?;
+        allow_shared(few, LATENT_SHARED_BYTES)?;
+        let mut many = None;
+        if has_gated(&self.compiler.architecture) {
+            let function = module.function("attention_latent_many")?;
+            allow_shared(function, LATENT_MANY_SHARED_BYTES)?;
+            many = Some(function);
+        }
+        let kernels = LatentAttention { few, many };
+        self.latent_attention.insert(cache, kernels);
         self.modules.push(module);
-        Ok(Some(function))
+        Ok(Some(kernels))
     }
 }

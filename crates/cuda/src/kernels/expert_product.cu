@@ -1,6 +1,9 @@
 // Products with the experts of a few tokens, in any format of weights that `product.cu` reads: a warp takes rows of an expert (gate
 // and up: rows of each) for one token. Only the weights of chosen experts are read; those of two tokens with the same expert come
-// from the L2 the second time. And the router of a few tokens: a warp takes a row, and the last block of a token chooses.
+// from the L2 the second time. And the router of a few tokens: a warp takes a row.
+//
+// One request is a chain of small launches, so that what comes before the first weight of each counts: the products of experts choose
+// for themselves where they can (`finds`), and what does not depend on the launch before is done while it runs.
 
 struct ExpertParams {
     const StepHeader* step;
@@ -9,14 +12,19 @@ struct ExpertParams {
     const real* input;    // [tokens, cols], or [tokens * slots, cols]
     const float* norm;    // [cols] or null, gated only
     const float* bias;    // [experts * rows] or null
-    const float* routing; // [tokens, 2 * slots]
+    float* routing;       // [tokens, 2 * slots]
     real* output;         // [tokens * slots, num_rows], or [tokens, num_rows]
     u32 num_rows, cols, num_tokens, num_slots; // rows of an expert, or of its gate
     u32 first_expert, num_experts;             // those that `weight` has
     u32 activation, accumulate;
     u32 block_rows; // of the gate, that a block takes
     float eps;
+    u32 finds;  // the experts, 128 at most, are found in the router's products, which were made two launches before the linear product
+    RouteParams route;
 };
+
+// Experts of a token.
+__device__ constexpr u32 MAX_SLOTS = 64;
 
 __device__ __forceinline__ u32 rows_of_step(const StepHeader* step, u32 most) { return min(step->num_tokens, most); }
 
@@ -69,12 +77,29 @@ __device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8],
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
 KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
-    constexpr u32 AHEAD = 4;
+    constexpr u32 AHEAD = FORMAT == 0 ? 2 : 4; // f32 is twice as large
+    __shared__ float own[2 * MAX_SLOTS];
     u32 token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    allow_next();
+    bool is_there = token < rows_of_step(p.step, p.num_tokens);
+    float factor = 1.0f;
+    // A router that leaves the choice to this kernel starts it when its own input, the same, is there.
+    if (p.finds && is_there) factor = stage_row<256>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
     wait_for_previous();
-    if (token >= rows_of_step(p.step, p.num_tokens)) return;
-    u32 number = (u32)p.routing[(u64)token * 2 * p.num_slots + slot], expert = number - p.first_expert;
+    allow_next();
+    if (!is_there) return;
+    u32 number;
+    if (p.finds) {
+        __shared__ float keys[MAX_ROUTED];
+        if (warp == 0) choose_of<4>(p.route, token, keys, own);
+        __syncthreads();
+        number = (u32)own[slot];
+        // Once for whoever else looks.
+        if (slot == 0 && blockIdx.y == 0 && threadIdx.x < 2 * p.num_slots)
+            p.routing[(u64)token * 2 * p.num_slots + threadIdx.x] = own[threadIdx.x];
+    } else {
+        number = (u32)p.routing[(u64)token * 2 * p.num_slots + slot];
+    }
+    u32 expert = number - p.first_expert;
     if (expert >= p.num_experts) return;
     u32 end = min((blockIdx.y + 1) * p.block_rows, p.num_rows);
     const u8* gate = p.weight + (u64)expert * 2 * p.num_rows * p.row_bytes;
@@ -92,7 +117,7 @@ KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
     };
 #pragma unroll
     for (u32 a = 0; a < AHEAD; a++) load(chunks[a]);
-    float factor = stage_row<256>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
+    if (!p.finds) factor = stage_row<256>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
     float sum[2] = {};
     while (row < end) {
 #pragma unroll
@@ -113,7 +138,7 @@ KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
             float g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
             if (lane == 0) {
                 if (p.bias) g += p.bias[of_bias], u += p.bias[of_bias + p.num_rows];
-                p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate(p.activation, g) * u);
+                p.output[(u64)blockIdx.x * p.num_rows + row] = float_to_real(activate_gate(p.activation, g, u));
             }
             sum[0] = sum[1] = 0.0f;
             at = lane * 8;
@@ -122,23 +147,24 @@ KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
     }
 }
 
-// Rows of a token that a block takes, and experts of a token.
+// Rows of a token that a block takes.
 __device__ constexpr u32 LINEAR_ROWS = 4;
-__device__ constexpr u32 MAX_SLOTS = 64;
 
 // A block takes four rows of one token for all its slots: an item is a row of a slot, and the items go around the warps.
-KERNEL __launch_bounds__(256, 3) expert_linear(const ExpertParams p) {
-    constexpr u32 AHEAD = 6;
-    __shared__ float parts[LINEAR_ROWS * MAX_SLOTS], weights[MAX_SLOTS];
-    __shared__ u32 experts[MAX_SLOTS];
+KERNEL __launch_bounds__(256, 4) expert_linear(const ExpertParams p) {
+    constexpr u32 AHEAD = FORMAT == 0 ? 3 : 6;
+    __shared__ float parts[LINEAR_ROWS * MAX_SLOTS], own[2 * MAX_SLOTS];
     u32 token = blockIdx.x, first = blockIdx.y * LINEAR_ROWS, lane = threadIdx.x % 32;
-    allow_next();
-    wait_for_previous();
-    if (token >= rows_of_step(p.step, p.num_tokens)) return;
-    if (threadIdx.x < p.num_slots) {
-        const float* routing = p.routing + (u64)token * 2 * p.num_slots + threadIdx.x;
-        experts[threadIdx.x] = (u32)routing[0];
-        weights[threadIdx.x] = routing[p.num_slots];
+    if (token >= rows_of_step(p.step, p.num_tokens)) {
+        wait_for_previous();
+        return;
+    }
+    if (p.finds) {
+        __shared__ float keys[MAX_ROUTED];
+        if (threadIdx.x < 32) choose_of<4>(p.route, token, keys, own);
+    } else {
+        wait_for_previous();
+        if (threadIdx.x < 2 * p.num_slots) own[threadIdx.x] = p.routing[(u64)token * 2 * p.num_slots + threadIdx.x];
     }
     __syncthreads();
     u32 rows = min(LINEAR_ROWS, p.num_rows - first), count = rows * p.num_slots;
@@ -149,7 +175,7 @@ KERNEL __launch_bounds__(256, 3) expert_linear(const ExpertParams p) {
     const u8* weight_row = nullptr;
     auto find = [&]() {
         if (next >= count) return;
-        u32 expert = experts[next % p.num_slots] - p.first_expert;
+        u32 expert = (u32)own[next % p.num_slots] - p.first_expert;
         u64 row = (u64)expert * p.num_rows + first + next / p.num_slots;
         weight_row = expert < p.num_experts ? p.weight + row * p.row_bytes : nullptr;
     };
@@ -166,13 +192,15 @@ KERNEL __launch_bounds__(256, 3) expert_linear(const ExpertParams p) {
     Chunk chunks[AHEAD];
 #pragma unroll
     for (u32 a = 0; a < AHEAD; a++) load(chunks[a]);
+    if (p.finds) wait_for_previous();
+    allow_next();
     float sum = 0.0f;
     while (item < count) {
 #pragma unroll
         for (u32 a = 0; a < AHEAD; a++) {
             if (item >= count) break;
-            u32 slot = item % p.num_slots;
-            bool is_here = experts[slot] - p.first_expert < p.num_experts;
+            u32 slot = item % p.num_slots, expert = (u32)own[slot];
+            bool is_here = expert - p.first_expert < p.num_experts;
             if (is_here && at < p.cols) {
                 float weight[8], x[8];
                 unpack8(*reinterpret_cast<const Eight*>(input + (u64)slot * p.cols + at), x);
@@ -183,8 +211,8 @@ KERNEL __launch_bounds__(256, 3) expert_linear(const ExpertParams p) {
             at += 256;
             if (at - lane * 8 < p.cols) continue;
             sum = warp_sum(sum);
-            u32 of_bias = experts[slot] * p.num_rows + first + item / p.num_slots;
-            if (lane == 0) parts[item] = is_here ? weights[slot] * (sum + (p.bias ? p.bias[of_bias] : 0.0f)) : 0.0f;
+            u32 of_bias = expert * p.num_rows + first + item / p.num_slots;
+            if (lane == 0) parts[item] = is_here ? own[p.num_slots + slot] * (sum + (p.bias ? p.bias[of_bias] : 0.0f)) : 0.0f;
             sum = 0.0f;
             at = lane * 8;
             item += 8;
@@ -228,28 +256,35 @@ struct DotRow {
     }
 };
 
-// A block takes four rows of the router for one token.
+// A block takes four rows of the router for one token. The last block of a token chooses, the last that has chosen sorts.
 KERNEL __launch_bounds__(128, 4) route_few(const RouteParams p) {
     __shared__ float keys[MAX_ROUTED];
-    __shared__ u32 is_last;
-    allow_next();
+    __shared__ u32 counts[MAX_SORTED], sums[4];
     u32 row = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
     const u8* weight = p.weight + min(row, p.num_rows - 1) * p.row_bytes;
     DotRow dot;
     dot.start(weight, p.cols);
     wait_for_previous();
-    if (token >= rows_of_step(p.step, p.num_tokens)) return;
+    // Only now: the next kernel may read the input before it waits.
+    allow_next();
+    u32 num_tokens = rows_of_step(p.step, p.num_tokens);
+    if (token >= num_tokens) return;
     float factor = stage_row<128>(p.input + (u64)token * p.cols, p.norm, p.eps, p.cols, staged);
     float sum = dot.finish(weight, p.cols, [](u32 at, float (&x)[8]) { staged_8(at, x); }) * factor;
     if (row < p.num_rows && threadIdx.x % 32 == 0) p.products[(u64)token * p.num_rows + row] = sum;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(p.arrivals + token, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last || threadIdx.x >= 32) return;
-    if (threadIdx.x == 0) p.arrivals[token] = 0;
-    __threadfence();
-    choose_experts(p, token, keys);
+    if (p.normed && blockIdx.x == 0) {
+        for (u32 i = threadIdx.x * 8; i < p.cols; i += 128 * 8) {
+            float x[8];
+            staged_8(i, x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] *= factor;
+            *reinterpret_cast<Eight*>(p.normed + (u64)token * p.cols + i) = pack8(x);
+        }
+    }
+    if (p.finish == FINISH_PRODUCTS) return;
+    if (!is_last_of(p.arrivals + 1 + token, gridDim.x)) return;
+    if (threadIdx.x < 32) choose_experts(p, token, keys, routing_of(p, token));
+    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, num_tokens)) sort_block<128>(p.sort, counts, sums);
 }
 
 struct HeadParams {

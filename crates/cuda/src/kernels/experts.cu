@@ -1,59 +1,22 @@
 // What stands around the grouped products of many tokens: the choice of experts, the order of slots by expert, the copies of rows
-// into that order, and the sum of what a token's experts gave.
-//
-// A slot is one expert of one token. Slots are sorted by expert, and the rows of each expert are filled up to whole tiles, so that a
-// tile has one expert. How many tiles there are is known on the device alone.
+// into that order where tiles are large, and the sum of what a token's experts gave.
 
 KERNEL __launch_bounds__(128) choose_many(const RouteParams p) {
     __shared__ float keys[4][MAX_ROUTED];
+    __shared__ u32 counts[MAX_SORTED], sums[4];
     allow_next();
     wait_for_previous();
     u32 token = blockIdx.x * 4 + threadIdx.x / 32;
-    if (token >= min(p.step->num_tokens, p.num_tokens)) return;
-    choose_experts(p, token, keys[threadIdx.x / 32]);
+    if (token < min(p.step->num_tokens, p.num_tokens)) choose_experts(p, token, keys[threadIdx.x / 32], routing_of(p, token));
+    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, gridDim.x)) sort_block<128>(p.sort, counts, sums);
 }
-
-struct SortParams {
-    const StepHeader* step;
-    const float* routing; // [tokens, 2 * slots]
-    u32* num_tiles;
-    u32* tiles;  // [max tiles]: the expert of each
-    u32* places; // [tokens * slots]: the row of each slot
-    u32 num_tokens, num_slots, num_experts, tile_rows;
-};
-
-__device__ constexpr u32 MAX_SORTED = 1024; // experts, and threads
 
 // One block.
 KERNEL __launch_bounds__(1024) sort_slots(const SortParams p) {
-    __shared__ u32 counts[MAX_SORTED], sums[2][MAX_SORTED];
+    __shared__ u32 counts[MAX_SORTED], sums[32];
     allow_next();
-    u32 thread = threadIdx.x;
-    counts[thread] = 0;
     wait_for_previous();
-    __syncthreads();
-    u32 count = min(p.step->num_tokens, p.num_tokens) * p.num_slots;
-    auto expert_of = [&](u32 slot) {
-        u32 expert = (u32)p.routing[(u64)(slot / p.num_slots) * 2 * p.num_slots + slot % p.num_slots];
-        return min(expert, p.num_experts - 1);
-    };
-    // The place among the expert's own rows first.
-    for (u32 slot = thread; slot < count; slot += 1024) p.places[slot] = atomicAdd(&counts[expert_of(slot)], 1u);
-    __syncthreads();
-    u32 own = (counts[thread] + p.tile_rows - 1) / p.tile_rows, from = 0;
-    sums[0][thread] = own;
-    __syncthreads();
-    for (u32 distance = 1; distance < MAX_SORTED; distance *= 2, from ^= 1) {
-        sums[from ^ 1][thread] = sums[from][thread] + (thread >= distance ? sums[from][thread - distance] : 0);
-        __syncthreads();
-    }
-    u32 first = sums[from][thread] - own;
-    if (thread == MAX_SORTED - 1) *p.num_tiles = first + own;
-    for (u32 i = 0; i < own; i++) p.tiles[first + i] = thread;
-    __syncthreads();
-    counts[thread] = first * p.tile_rows;
-    __syncthreads();
-    for (u32 slot = thread; slot < count; slot += 1024) p.places[slot] += counts[expert_of(slot)];
+    sort_block<1024>(p, counts, sums);
 }
 
 struct GatherParams {
@@ -153,41 +116,36 @@ struct LatentParams {
     float eps, rope_scale;
 };
 
-// A block a token: its latent into the cache, and the rotated ends of its queries.
+// Heads whose queries a block rotates.
+__device__ constexpr u32 LATENT_HEADS = 4;
+
+// The first block of a token norms its latent and brings it into the cache, the others rotate the ends of its queries.
 KERNEL __launch_bounds__(128) latent_kv(const LatentParams p) {
     __shared__ float parts[4];
     allow_next();
-    wait_for_previous();
     u32 token = blockIdx.x, thread = threadIdx.x;
-    if (token >= min(p.step->num_tokens, p.num_tokens)) return;
+    if (token >= min(p.step->num_tokens, p.num_tokens)) {
+        wait_for_previous();
+        return;
+    }
     u32 rotary = 2 * p.half_rotary, dim = p.rank + rotary;
     const real* latent = p.latent + (u64)token * dim;
-    float squares = 0.0f;
-    for (u32 i = thread; i < p.rank; i += 128) {
-        float x = real_to_float(latent[i]);
-        squares = fmaf(x, x, squares);
-    }
-    squares = warp_sum(squares);
-    if (thread % 32 == 0) parts[thread / 32] = squares;
-    __syncthreads();
-    float factor = rsqrtf((parts[0] + parts[1] + parts[2] + parts[3]) / (float)p.rank + p.eps);
+    float position = (float)words(p.step, p.step->positions)[token];
+    bool is_key = blockIdx.y == 0;
+    u32 first_head = is_key ? p.num_heads : (blockIdx.y - 1) * LATENT_HEADS, heads = is_key ? 1 : min(LATENT_HEADS, p.num_heads - first_head);
     u32 slot = lane_slots(p.step, p.lane)[token], offset = slot & ((1u << p.block_shift) - 1);
     u64 block = slot >> p.block_shift;
     u64 key = ((block * 2 << p.block_shift) + offset) * dim, value = (((block * 2 + 1) << p.block_shift) + offset) * dim;
-    for (u32 i = thread; i < p.rank; i += 128) {
-        float x = real_to_float(latent[i]) * factor * p.norm[i];
-        store_cache(p.cache, key + i, x, p.cache_type);
-        store_cache(p.cache, value + i, x, p.cache_type);
-    }
-    float position = (float)words(p.step, p.step->positions)[token];
-    // Pairs of the key, then of every head.
-    for (u32 i = thread; i < p.half_rotary * (p.num_heads + 1); i += 128) {
-        u32 head = i / p.half_rotary, pair = i % p.half_rotary;
+    // The angles do not depend on the kernel before.
+    float sin = 0.0f, cos = 0.0f;
+    if (thread < p.half_rotary * heads) sin_cos(position * p.inv_freq[thread % p.half_rotary], &sin, &cos);
+    wait_for_previous();
+    for (u32 i = thread; i < p.half_rotary * heads; i += 128) {
+        u32 head = first_head + i / p.half_rotary, pair = i % p.half_rotary;
         u32 first = p.interleaved ? 2 * pair : pair, second = p.interleaved ? 2 * pair + 1 : pair + p.half_rotary;
-        bool is_key = head == p.num_heads;
         const real* from = is_key ? latent + p.rank : p.query + ((u64)token * p.num_heads + head + 1) * p.query_step - rotary;
-        float x = real_to_float(from[first]), y = real_to_float(from[second]), sin, cos;
-        sin_cos(position * p.inv_freq[pair], &sin, &cos);
+        float x = real_to_float(from[first]), y = real_to_float(from[second]);
+        if (i != thread) sin_cos(position * p.inv_freq[pair], &sin, &cos);
         float a = p.rope_scale * (x * cos - y * sin), b = p.rope_scale * (y * cos + x * sin);
         if (is_key) {
             store_cache(p.cache, key + p.rank + first, a, p.cache_type);
@@ -199,5 +157,20 @@ KERNEL __launch_bounds__(128) latent_kv(const LatentParams p) {
             to[first] = float_to_real(a);
             to[second] = float_to_real(b);
         }
+    }
+    if (!is_key) return;
+    float squares = 0.0f;
+    for (u32 i = thread; i < p.rank; i += 128) {
+        float x = real_to_float(latent[i]);
+        squares = fmaf(x, x, squares);
+    }
+    squares = warp_sum(squares);
+    if (thread % 32 == 0) parts[thread / 32] = squares;
+    __syncthreads();
+    float factor = rsqrtf((parts[0] + parts[1] + parts[2] + parts[3]) / (float)p.rank + p.eps);
+    for (u32 i = thread; i < p.rank; i += 128) {
+        float x = real_to_float(latent[i]) * factor * p.norm[i];
+        store_cache(p.cache, key + i, x, p.cache_type);
+        store_cache(p.cache, value + i, x, p.cache_type);
     }
 }

@@ -1,4 +1,17 @@
-// The choice of a token's experts from a router's products, by one warp.
+// The choice of a token's experts from a router's products, by one warp, and the order of slots by expert, by one block.
+//
+// A slot is one expert of one token. Slots are sorted by expert, and the rows of each expert are filled up to whole tiles, so that a
+// tile has one expert. How many tiles there are is known on the device alone.
+
+struct SortParams {
+    const StepHeader* step;
+    const float* routing; // [tokens, 2 * slots]
+    u32* num_tiles;
+    u32* tiles;   // [max tiles]: the expert of each, and from bit 16 on how many rows it has
+    u32* places;  // [tokens * slots]: the row of each slot
+    u32* sources; // [rows]: the token of each
+    u32 num_tokens, num_slots, num_experts, tile_rows;
+};
 
 struct RouteParams {
     const StepHeader* step;
@@ -9,13 +22,19 @@ struct RouteParams {
     const float* bias; // [rows] or null
     const float* selection_bias; // [experts] or null
     float* products;   // [tokens, rows]
-    u32* arrivals;     // [tokens], 0 between launches
+    u32* arrivals;     // [1 + tokens]: blocks that are done, of all tokens and of each; 0 between launches
+    real* normed;      // [tokens, cols] or null: the rows after the norm
     float* routing;    // [tokens, 2 * (top_k + num_shared)]: numbers of experts, then weights
     u32 num_tokens, num_rows, cols, num_experts, top_k, num_shared, has_shared_gate;
     u32 is_sigmoid, normalizes;
     u32 num_groups, chosen_groups, sums_two; // 0 groups: all experts are looked at
     float eps, scale;
+    u32 finish;        // what a router of few tokens ends with: one of the three below
+    SortParams sort;   // for FINISH_SORTED
 };
+
+// The experts of each token are chosen; those of all tokens are chosen and sorted; or what reads them chooses.
+enum { FINISH_CHOSEN, FINISH_SORTED, FINISH_PRODUCTS };
 
 // Experts that a lane looks at, at most: one in 32.
 __device__ constexpr u32 MAX_OF_LANE = 16;
@@ -30,13 +49,12 @@ __device__ __forceinline__ u32 ordered(float x) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// `keys` is the warp's own memory, of MAX_ROUTED values. OF_LANE experts a lane are enough for all. Of two experts with the same
-// key the one with the lower number is taken.
+// `keys` is the warp's own memory, of MAX_ROUTED values, which only groups need; `routing` is the token's. OF_LANE experts a lane
+// are enough for all. Of two experts with the same key the one with the lower number is taken.
 template <u32 OF_LANE>
-__device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys) {
+__device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys, float* routing) {
     u32 lane = threadIdx.x % 32, slots = p.top_k + p.num_shared;
     const float* products = p.products + (u64)token * p.num_rows;
-    float* routing = p.routing + (u64)token * 2 * slots;
     float scores[OF_LANE];
     float most = NEG_INF;
 #pragma unroll
@@ -125,7 +143,81 @@ __device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float
     }
 }
 
-__device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys) {
-    if (p.num_experts <= 128) choose_of<4>(p, token, keys);
-    else choose_of<MAX_OF_LANE>(p, token, keys);
+__device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys, float* routing) {
+    if (p.num_experts <= 128) choose_of<4>(p, token, keys, routing);
+    else choose_of<MAX_OF_LANE>(p, token, keys, routing);
+}
+
+__device__ __forceinline__ float* routing_of(const RouteParams& p, u32 token) {
+    return p.routing + (u64)token * 2 * (p.top_k + p.num_shared);
+}
+
+__device__ constexpr u32 MAX_SORTED = 1024; // experts
+
+// `counts` has MAX_SORTED values, `sums` one for each warp.
+template <u32 THREADS>
+__device__ __forceinline__ void sort_block(const SortParams& p, u32* counts, u32* sums) {
+    constexpr u32 OF_THREAD = MAX_SORTED / THREADS;
+    constexpr u32 KEPT = 4;
+    u32 thread = threadIdx.x, lane = thread % 32, count = min(p.step->num_tokens, p.num_tokens) * p.num_slots;
+    for (u32 i = thread; i < MAX_SORTED; i += THREADS) counts[i] = 0;
+    __syncthreads();
+    auto expert_of = [&](u32 slot) {
+        u32 expert = (u32)__ldcg(p.routing + (u64)(slot / p.num_slots) * 2 * p.num_slots + slot % p.num_slots);
+        return min(expert, p.num_experts - 1);
+    };
+    // The place among the expert's own rows first. Of few slots everything stays in registers.
+    u32 experts[KEPT], ranks[KEPT];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) experts[i] = thread + i * THREADS < count ? expert_of(thread + i * THREADS) : NONE;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) ranks[i] = experts[i] != NONE ? atomicAdd(&counts[experts[i]], 1u) : 0;
+    for (u32 slot = thread + KEPT * THREADS; slot < count; slot += THREADS) p.places[slot] = atomicAdd(&counts[expert_of(slot)], 1u);
+    __syncthreads();
+    // Tiles of the experts before: of this thread's, then of all warps.
+    u32 rows[OF_THREAD], tiles = 0;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        rows[i] = counts[thread * OF_THREAD + i];
+        tiles += (rows[i] + p.tile_rows - 1) / p.tile_rows;
+    }
+    u32 last = tiles;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        u32 other = __shfl_up_sync(NONE, last, distance);
+        if (lane >= distance) last += other;
+    }
+    if (lane == 31) sums[thread / 32] = last;
+    __syncthreads();
+    for (u32 warp = 0; warp < thread / 32; warp++) last += sums[warp];
+    u32 first = last - tiles;
+    if (thread == THREADS - 1) *p.num_tiles = last;
+#pragma unroll
+    for (u32 i = 0; i < OF_THREAD; i++) {
+        u32 expert = thread * OF_THREAD + i;
+        counts[expert] = first * p.tile_rows;
+        for (u32 done = 0; done < rows[i]; done += p.tile_rows) p.tiles[first++] = expert | min(rows[i] - done, p.tile_rows) << 16;
+    }
+    __syncthreads();
+    auto put = [&](u32 slot, u32 place) {
+        p.places[slot] = place;
+        p.sources[place] = slot / p.num_slots;
+    };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++)
+        if (experts[i] != NONE) put(thread + i * THREADS, ranks[i] + counts[experts[i]]);
+    for (u32 slot = thread + KEPT * THREADS; slot < count; slot += THREADS) put(slot, p.places[slot] + counts[expert_of(slot)]);
+}
+
+// True in the last of `count` blocks that come here, which sees what the others wrote before. The counter is 0 again then.
+__device__ __forceinline__ bool is_last_of(u32* counter, u32 count) {
+    __shared__ u32 is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1u) == count - 1;
+    __syncthreads();
+    if (!is_last) return false;
+    if (threadIdx.x == 0) *counter = 0;
+    __threadfence();
+    return true;
 }

@@ -3,7 +3,7 @@
 // says, so that one launch does whatever the routing is.
 //
 // It is `gated.cu` for one block at a time: a thread fetches stages of 64 columns into a ring, and two warpgroups multiply. Tiles of
-// 128 rows are for prompts, where the tensor cores bind; those of 64 for decodes, where the weights' way from memory does.
+// 128 rows are for prompts, where the tensor cores bind; those of 64 for the small matrices of heads.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -28,7 +28,7 @@ struct GroupedParams {
     TensorMap weight;     // [experts * expert_rows, cols], boxes of BOX rows by 64 columns
     TensorMap output_map; // [rows, width], boxes of 64 rows by 64 columns
     const u32* num_tiles;
-    const u32* tiles;     // the expert of each
+    const u32* tiles;     // the expert of each, up to bit 16
     u32 width, expert_rows;
     // Products of heads: how many tiles each has, and how far its columns are from the next one's. 0 tiles: as `tiles` says.
     u32 tiles_of_head, num_heads, input_step, output_step;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void feed(const GroupedParams& p, const Ring& ring) {
     for (Walk<SHAPE> walk(p); !walk.is_over(); walk.go_on()) {
         u32 head = p.tiles_of_head ? walk.tile() / p.tiles_of_head : 0, column = head * p.input_step;
         u32 row = (walk.tile() - head * p.tiles_of_head) * SHAPE::TOKENS;
-        u32 expert = p.tiles_of_head ? head : __ldcg(p.tiles + walk.tile()), first = expert * p.expert_rows + walk.output();
+        u32 expert = p.tiles_of_head ? head : __ldcg(p.tiles + walk.tile()) & 0xffff, first = expert * p.expert_rows + walk.output();
         for (u32 chunk = 0; chunk < p.num_chunks; chunk++) {
             u32 to = ring.stages + stage * SHAPE::STAGE_BYTES, barrier = ring.full + stage * 8;
             wait_barrier(ring.empty + stage * 8, parity);
@@ -263,7 +263,6 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
 }
 
 KERNEL __launch_bounds__(THREADS, 1) grouped_gated_128(const __grid_constant__ GroupedParams p) { grouped<Shape<128, 4, true>>(p); }
-KERNEL __launch_bounds__(THREADS, 1) grouped_gated_64(const __grid_constant__ GroupedParams p) { grouped<Shape<64, 5, true>>(p); }
 KERNEL __launch_bounds__(THREADS, 1) grouped_plain_128(const __grid_constant__ GroupedParams p) { grouped<Shape<128, 3, false>>(p); }
 KERNEL __launch_bounds__(THREADS, 1) grouped_plain_64(const __grid_constant__ GroupedParams p) { grouped<Shape<64, 4, false>>(p); }
 

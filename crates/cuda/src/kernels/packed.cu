@@ -15,25 +15,10 @@
 // and the activations come through shared memory, in a ring of each warp's own: on their way from the L2 they would
 // keep a warp waiting.
 
-__device__ constexpr u32 HIGH = HIGH_BITS, RECORD = record_bytes(BITS), SCALES = scales_start(BITS);
-__device__ constexpr bool HAS_MINIMA = BITS <= 5;
-
 // Bytes of the activations in a stage of the ring: of 64 columns.
 __device__ constexpr u32 INPUTS = TILES * 8 * 128;
 // Stages of the ring: so many that as many blocks fit a multiprocessor as its registers allow.
 __device__ constexpr u32 stages(int row_tiles) { return TILES == 1 && (row_tiles == 1 || BITS == 4) ? 4 : 3; }
-
-struct ProductParams {
-    const u8* weight;  // records
-    u64 tile_bytes;    // of 16 rows
-    const bf16* input; // [m, cols]
-    const float* bias; // [num_rows] or null
-    void* output;      // [m, output_stride], bf16 or f32
-    u32 num_rows, cols, m, output_stride;
-    u32 accumulate, is_f32;
-    float softcap;     // 0 is none
-    u32 activation;    // gated only
-};
 
 extern __shared__ __align__(128) u8 ring[];
 
@@ -51,83 +36,16 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// (bits & mask) | other, as one instruction.
-__device__ __forceinline__ u32 take(u32 bits, u32 mask, u32 other) {
-    u32 y;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(bits), "r"(mask), "r"(other));
-    return y;
-}
+// Where 16 bytes of activations are in a stage, such that those of eight tokens are in different banks.
+__device__ __forceinline__ u32 input_slot(u32 token, u32 chunk) { return token * 128 + ((chunk ^ token % 8) << 4); }
 
-// What a lane takes of 32 columns of a record: of two rows, lane / 4 and the one eight further. Each word of `low` is eight values
-// of a row, such that shifts of four bits bring the next pair of neighbours to the low ends of its halves.
-struct Group {
-    u32 low[2], high[2];
-    u32 scales[2]; // 6 and 8 bits: two in a word, of the two rows; else scale and minimum
-
-    __device__ __forceinline__ void load(const u8* record, u32 group) {
-        u32 lane = threadIdx.x % 32, row = lane / 4;
-        uint2 words = *reinterpret_cast<const uint2*>(record + group * 256 + lane * 8);
-        low[0] = words.x, low[1] = words.y;
-        if (BITS == 5) {
-            // Four bits of first neighbours, four of second ones, in a byte.
-            u32 bytes = *reinterpret_cast<const u16*>(record + HIGH + group * 64 + lane * 2);
-            high[0] = (bytes & 255) * 0x1001, high[1] = (bytes >> 8) * 0x1001;
-        }
-        if (BITS == 6) {
-            u32 both = *reinterpret_cast<const u32*>(record + HIGH + group * 128 + lane * 4);
-            high[0] = __byte_perm(both, 0, 0x4140), high[1] = __byte_perm(both, 0, 0x4342);
-        }
-        if (BITS == 8) {
-            words = *reinterpret_cast<const uint2*>(record + HIGH + group * 256 + lane * 8);
-            high[0] = words.x, high[1] = words.y;
-        }
-        if (BITS == 8) {
-            scales[0] = *reinterpret_cast<const u32*>(record + SCALES + group * 32 + row * 4);
-        } else {
-            words = *reinterpret_cast<const uint2*>(record + SCALES + group * 64 + row * 8);
-            scales[0] = words.x, scales[1] = words.y;
-        }
-    }
-
-    // The values of one row as bf16, each more than it is by what it was placed into.
-    __device__ __forceinline__ void place(u32 half, u32 (&pairs)[4]) const {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            pairs[i] = take(low[half] >> 4 * i, 0x000f000fu, 0x43004300u);
-            if (BITS == 5) pairs[i] = take(high[half] << (4 - i), 0x00100010u, pairs[i]);
-            if (BITS == 6) pairs[i] = take(i <= 2 ? high[half] << (4 - 2 * i) : high[half] >> 2, 0x00300030u, pairs[i]);
-        }
-    }
-
-    // The high nibbles of eight bits.
-    __device__ __forceinline__ void place_high(u32 half, u32 (&pairs)[4]) const {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) pairs[i] = take(high[half] >> 4 * i, 0x000f000fu, 0x45004500u);
-    }
-
-    // The scale of a row, and what the sum of its activations is multiplied with; `part` is a half of the group, of 6 bits.
-    __device__ __forceinline__ void scale(u32 part, u32 half, float& scale, float& minimum) const {
-        if (HAS_MINIMA) {
-            scale = f16_to_float((u16)scales[half]);
-            minimum = fmaf(-128.0f, scale, f16_to_float((u16)(scales[half] >> 16)));
-        } else {
-            scale = f16_to_float((u16)(scales[part] >> 16 * half));
-        }
-    }
-};
-
-// Where 16 bytes of activations are in a stage, such that lanes that read together find them in different banks.
-__device__ __forceinline__ u32 input_slot(u32 token, u32 chunk) {
-    return token * 128 + ((BITS == 6 ? chunk ^ (token & 3) << 1 : chunk ^ (token & 1) << 2) << 4);
-}
-
-// The activations of a token that a lane needs of 32 columns: of 6 bits four columns and four that are 16 further, else eight.
-__device__ __forceinline__ uint4 inputs_in(const u8* inputs, u32 token, u32 group) {
-    u32 part = threadIdx.x % 4;
-    if (BITS != 6) return *reinterpret_cast<const uint4*>(inputs + input_slot(token, group * 4 + part));
-    uint2 a = *reinterpret_cast<const uint2*>(inputs + input_slot(token, group * 4 + part / 2) + part % 2 * 8);
-    uint2 b = *reinterpret_cast<const uint2*>(inputs + input_slot(token, group * 4 + 2 + part / 2) + part % 2 * 8);
-    return make_uint4(a.x, a.y, b.x, b.y);
+// The activations of eight tokens by 32 columns, as the tensor core takes them: pairs of columns, eight further each.
+__device__ __forceinline__ uint4 inputs_in(u32 inputs, u32 token, u32 group) {
+    u32 lane = threadIdx.x % 32, from = inputs + input_slot(token + lane % 8, group * 4 + lane / 8);
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from) : "memory");
+    return x;
 }
 
 // sums += scale * (values x inputs) + minimum * (ones x inputs), for 32 columns of some tiles of rows. Without minima the tensor core
@@ -154,7 +72,7 @@ __device__ __forceinline__ void use_group(const u8* stage, u32 group, float (&su
     }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        const uint4 x = inputs_in(stage + ROW_TILES * RECORD, t * 8 + threadIdx.x % 32 / 4, group);
+        const uint4 x = inputs_in((u32)__cvta_generic_to_shared(stage) + ROW_TILES * RECORD, t * 8, group);
         float totals[PARTS][4] = {};
         multiply_add(totals[0], ONES, ONES, ONES, ONES, x.x, x.y);
         multiply_add(totals[PARTS - 1], ONES, ONES, ONES, ONES, x.z, x.w);
@@ -296,7 +214,7 @@ __device__ __forceinline__ void product(const ProductParams& p) {
             bf16* output = reinterpret_cast<bf16*>(p.output);
             if (GATED) {
                 float times = up[j] + (p.bias ? p.bias[p.num_rows + row] : 0.0f);
-                output[at] = float_to_bf16(activate(p.activation, value) * times);
+                output[at] = float_to_bf16(activate_gate(p.activation, value, times));
             } else if (p.is_f32) {
                 reinterpret_cast<float*>(p.output)[at] = apply_softcap(value, p.softcap);
             } else {
@@ -319,41 +237,34 @@ PRODUCT(packed_gated, (TILES == 1 && BITS < 8 ? 3 : 2), 8, 2, true)
 #endif
 
 #if TILES == 1 && IS_GATED
-// Eight values of a row: columns `group * 32 + part * 8` on, of 6 bits `group * 32 + part * 4` on and four that are 16 further.
-__device__ __forceinline__ void decode(const u8* tile, u32 row, u32 group, u32 part, float (&v)[8]) {
-    const u8* record = tile + (u64)(group / 2) * RECORD;
-    u32 lane = row % 8 * 4 + part, half = row / 8 % 2, in_record = group % 2;
-    u32 low = *reinterpret_cast<const u32*>(record + in_record * 256 + lane * 8 + half * 4);
-    u32 high = BITS == 5   ? record[HIGH + in_record * 64 + lane * 2 + half]
-               : BITS == 6 ? *reinterpret_cast<const u16*>(record + HIGH + in_record * 128 + lane * 4 + half * 2)
-               : BITS == 8 ? *reinterpret_cast<const u32*>(record + HIGH + in_record * 256 + lane * 8 + half * 4)
-                           : 0;
+// Eight neighbours of a row, from column `chunk` * 8 on: two of each of four lanes.
+__device__ __forceinline__ void decode(const u8* tile, u32 row, u32 chunk, float (&v)[8]) {
+    const u8* record = tile + (u64)(chunk / 8) * RECORD;
+    u32 in_record = chunk / 4 % 2, pair = chunk % 4, half = row / 8 % 2;
     const u8* scales = record + SCALES + in_record * (BITS == 8 ? 32 : 64) + row % 8 * (BITS == 8 ? 4 : 8);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        u32 pair = i / 2, second = i % 2;
-        u32 q = low >> 4 * (pair + 4 * second) & 15;
-        if (BITS == 5) q |= (high >> (pair + 4 * second) & 1) << 4;
-        if (BITS == 6) q |= (high >> (2 * pair + 8 * second) & 3) << 4;
-        if (BITS == 8) q |= (high >> 4 * (pair + 4 * second) & 15) << 4;
-        if (HAS_MINIMA) {
-            u32 both = *reinterpret_cast<const u32*>(scales + half * 4);
-            v[i] = fmaf(f16_to_float((u16)both), (float)q, f16_to_float((u16)(both >> 16)));
-        } else {
-            u16 scale = *reinterpret_cast<const u16*>(scales + (BITS == 6 ? i / 4 * 4 : 0) + half * 2);
-            v[i] = f16_to_float(scale) * ((float)q - (BITS == 6 ? 32.0f : 128.0f));
-        }
-    }
-}
-
-// Writes them where they belong.
-__device__ __forceinline__ void store(bf16* row, u32 group, u32 part, const float (&v)[8]) {
-    uint4 packed = pack8_bf16(v);
-    if (BITS == 6) {
-        *reinterpret_cast<uint2*>(row + group * 32 + part * 4) = make_uint2(packed.x, packed.y);
-        *reinterpret_cast<uint2*>(row + group * 32 + 16 + part * 4) = make_uint2(packed.z, packed.w);
+    float scale, minimum = 0.0f;
+    if (HAS_MINIMA) {
+        u32 both = *reinterpret_cast<const u32*>(scales + half * 4);
+        scale = f16_to_float((u16)both), minimum = f16_to_float((u16)(both >> 16));
     } else {
-        *reinterpret_cast<uint4*>(row + group * 32 + part * 8) = packed;
+        scale = f16_to_float(*reinterpret_cast<const u16*>(scales + (BITS == 6 ? pair / 2 * 4 : 0) + half * 2));
+    }
+#pragma unroll
+    for (u32 part = 0; part < 4; part++) {
+        u32 lane = row % 8 * 4 + part;
+        u32 low = *reinterpret_cast<const u32*>(record + in_record * 256 + lane * 8 + half * 4) >> 4 * pair;
+        u32 high = BITS == 5   ? record[HIGH + in_record * 64 + lane * 2 + half] >> pair
+                   : BITS == 6 ? *reinterpret_cast<const u16*>(record + HIGH + in_record * 128 + lane * 4 + half * 2) >> 2 * pair
+                   : BITS == 8 ? *reinterpret_cast<const u32*>(record + HIGH + in_record * 256 + lane * 8 + half * 4) >> 4 * pair
+                               : 0;
+#pragma unroll
+        for (u32 second = 0; second < 2; second++) {
+            u32 q = low >> 16 * second & 15;
+            if (BITS == 5) q |= (high >> 4 * second & 1) << 4;
+            if (BITS == 6) q |= (high >> 8 * second & 3) << 4;
+            if (BITS == 8) q |= (high >> 16 * second & 15) << 4;
+            v[part * 2 + second] = HAS_MINIMA ? fmaf(scale, (float)q, minimum) : scale * ((float)q - (BITS == 6 ? 32.0f : 128.0f));
+        }
     }
 }
 
@@ -365,10 +276,10 @@ KERNEL __launch_bounds__(128) packed_embed(const EmbedParams p) {
     if (!embedded_row(p, row)) return;
     for (u32 i = threadIdx.x; i < p.cols / 8; i += 128) {
         float v[8];
-        decode(p.weight + row / 16 * p.unit_bytes, row % 16, i / 4, i % 4, v);
+        decode(p.weight + row / 16 * p.unit_bytes, row % 16, i, v);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] *= p.scale;
-        store(p.output + (u64)blockIdx.x * p.cols, i / 4, i % 4, v);
+        reinterpret_cast<uint4*>(p.output + (u64)blockIdx.x * p.cols)[i] = pack8_bf16(v);
     }
 }
 
@@ -379,24 +290,46 @@ struct ConvertParams {
     u32 num_rows, cols;
 };
 
-// Chunks of eight columns that a block converts, of a tile of 16 rows.
-constexpr u32 CONVERT_CHUNKS = 128;
+// Groups of 32 columns that a block converts, of a tile of 16 rows; `products.rs` knows how many columns these are.
+constexpr u32 CONVERT_GROUPS = 32;
+
+// Four lanes have four words each, and get the first ones, second ones, ... of all.
+__device__ __forceinline__ uint4 exchange(const u32 (&w)[4]) {
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    u32 a = __shfl_xor_sync(NONE, odd ? w[0] : w[1], 1), b = __shfl_xor_sync(NONE, odd ? w[2] : w[3], 1);
+    const u32 x[4] = {odd ? a : w[0], odd ? w[1] : a, odd ? b : w[2], odd ? w[3] : b};
+    u32 c = __shfl_xor_sync(NONE, high ? x[0] : x[2], 2), d = __shfl_xor_sync(NONE, high ? x[1] : x[3], 2);
+    return high ? make_uint4(c, d, x[2], x[3]) : make_uint4(x[0], x[1], c, d);
+}
 
 KERNEL __launch_bounds__(256) packed_convert(const ConvertParams p) {
     allow_next();
     wait_for_previous();
     const u8* tile = p.weight + blockIdx.x * p.tile_bytes;
-    u32 rows = min(16u, p.num_rows - blockIdx.x * 16);
-    u32 first = blockIdx.y * CONVERT_CHUNKS, end = min(first + CONVERT_CHUNKS, p.cols / 8);
-    // A warp takes 256 columns of a row; the warps of a block those of other rows, out of the same records.
-    u32 lane = threadIdx.x % 32;
-    for (u32 start = first; start < end; start += 32) {
-        u32 i = start + lane;
-        for (u32 row = threadIdx.x / 32; row < rows; row += 8) {
-            if (i >= end) continue;
-            float v[8];
-            decode(tile, row, i / 4, i % 4, v);
-            store(p.output + (u64)(blockIdx.x * 16 + row) * p.cols, i / 4, i % 4, v);
+    u32 lane = threadIdx.x % 32, rows = min(16u, p.num_rows - blockIdx.x * 16);
+    u32 first = blockIdx.y * CONVERT_GROUPS, end = min(first + CONVERT_GROUPS, p.cols / 32);
+#pragma unroll 2
+    for (u32 group = first + threadIdx.x / 32; group < end; group += 8) {
+        Group columns;
+        columns.load(tile + (u64)(group / 2) * RECORD, group % 2);
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 pairs[4], above[4];
+            columns.place(half, pairs);
+            if (BITS == 8) columns.place_high(half, above);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float scale, minimum;
+                columns.scale(BITS == 6 ? i / 2 : 0, half, scale, minimum);
+                if (!HAS_MINIMA) minimum = (BITS == 6 ? -160.0f : -2304.0f) * scale;
+                float x = low_bf16(pairs[i]), y = high_bf16(pairs[i]);
+                if (BITS == 8) x += low_bf16(above[i]), y += high_bf16(above[i]);
+                pairs[i] = pack_bf16(fmaf(scale, x, minimum), fmaf(scale, y, minimum));
+            }
+            const uint4 eight = exchange(pairs);
+            u32 row = half * 8 + lane / 4;
+            bf16* to = p.output + (u64)(blockIdx.x * 16 + row) * p.cols + group * 32 + lane % 4 * 8;
+            if (row < rows) *reinterpret_cast<uint4*>(to) = eight;
         }
     }
 }

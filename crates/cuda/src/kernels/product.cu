@@ -304,7 +304,7 @@ __device__ __forceinline__ void gated(const ProductParams& p) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
         if (m >= p.m) break;
-        float result = activate(p.activation, sum[0][m] + gate_bias) * (sum[1][m] + up_bias);
+        float result = activate_gate(p.activation, sum[0][m] + gate_bias, sum[1][m] + up_bias);
         reinterpret_cast<real*>(p.output)[(u64)m * p.output_stride + row] = float_to_real(result);
     }
 }
@@ -390,7 +390,7 @@ KERNEL __launch_bounds__(128) pack(const PackParams p) {
         u8* record = tile + (u64)(group / 2) * RECORD;
         bool is_there = group * 32 < p.cols;
         for (u32 j = 0; j < 8; j++) {
-            u32 column = group * 32 + (BITS == 6 ? j / 4 * 16 + part * 4 + j % 4 : part * 8 + j);
+            u32 column = group * 32 + j / 2 * 8 + part * 2 + j % 2;
             u32 q = is_there ? quantum(source, column) : 0;
             u32 pair = j / 2, second = j % 2;
             low |= (q & 15) << 4 * (pair + 4 * second);

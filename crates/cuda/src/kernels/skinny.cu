@@ -292,7 +292,7 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
     for (int j = 0; j < 2; j++) {
         u32 token = token_of(j);
         if (token >= p.num_tokens) continue;
-        float value = activate(p.activation, result[j] + gate_bias) * (result[2 + j] + up_bias);
+        float value = activate_gate(p.activation, result[j] + gate_bias, result[2 + j] + up_bias);
         reinterpret_cast<bf16*>(p.output)[(u64)token * p.output_stride + column] = float_to_bf16(value);
     }
 }

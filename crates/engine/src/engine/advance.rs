@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use baton_core::{RequestOutput, SeqId, TokenId};
-use baton_sched::{Plan, Scheduler, StepResult, Wait};
+use baton_sched::{DraftBranch, Drafts, Plan, Scheduler, StepResult, Wait};
 
 use super::Engine;
 use super::draft::places;
 use crate::runner::step_result;
+use crate::speculate::Speculation;
 
 impl Engine {
-    /// Moves the sequences of a step on, and gets ready what their next one needs: guesses and masks.
-    pub(super) fn apply(&mut self, plan: &Plan) -> Vec<RequestOutput> {
+    /// Moves the sequences of a step on, and gets ready what their next one needs: guesses and masks. `hidden` has the hidden states
+    /// of its rows, where they were read.
+    pub(super) fn apply(&mut self, plan: &Plan, hidden: &[f32]) -> Vec<RequestOutput> {
         let mut drafts = HashMap::new();
         if let Some(speculation) = &mut self.speculation {
             speculation.force(plan, &mut self.output);
@@ -21,12 +23,20 @@ impl Engine {
         let mut outputs = self.scheduler.apply(plan, &result);
         if let Some(speculation) = &mut self.speculation {
             speculation.learn(plan, &result, &mut outputs);
+            if speculation.wants_hidden(plan) {
+                let decoder = &self.decoder;
+                speculation.take_hidden(plan, &result, hidden, |row| decoder.last_norm(row));
+            }
             let draft_times = self.drafter.as_ref().map(|drafter| &drafter.times);
             drafts = speculation.propose(plan, &mut self.scheduler, draft_times);
         }
         self.begin_masks(plan, &result, &mut drafts);
-        for (seq_id, drafts) in drafts {
-            self.scheduler.set_drafts(seq_id, drafts);
+        let num_branches = self.speculation.as_ref().map_or(0, Speculation::max_branches);
+        for (seq_id, token_ids) in drafts {
+            let beside = if token_ids.is_empty() { 0 } else { num_branches };
+            let place = DraftBranch { parent: 0, token_ids: vec![0] };
+            let branches = vec![place; beside];
+            self.scheduler.set_drafts(seq_id, Drafts { token_ids, branches, ..Drafts::default() });
         }
         outputs
     }

@@ -4,11 +4,18 @@ use std::sync::Arc;
 
 use baton_backend::BackendError;
 use baton_core::{RequestOutput, SeqId, TokenId, mask_allows};
-use baton_sched::{PENDING_TOKEN, Plan, PlannedSeq};
+use baton_sched::{DraftBranch, Drafts, PENDING_TOKEN, Plan, PlannedSeq};
 
 use super::{Engine, MASK_GRACE};
 use crate::masks::Branch;
-use crate::speculate::{Drafter, Drawn, Speculation};
+use crate::speculate::{Beside, Drafter, Drawn, Speculation};
+
+impl Chain {
+    /// That all of them are right.
+    fn chance(&self) -> f64 {
+        self.chances.last().copied().unwrap_or(1.0)
+    }
+}
 
 /// The guesses of one sequence so far.
 struct Chain {
@@ -16,11 +23,13 @@ struct Chain {
     index: usize,
     seq_id: SeqId,
     drafts: Vec<TokenId>,
+    /// That each of them and those before it are right.
+    chances: Vec<f64>,
+    /// Guesses beside them.
+    beside: Vec<Beside>,
     /// What may follow each of them, where the output is masked.
     masks: Vec<Arc<Vec<u32>>>,
     branch: Option<Branch>,
-    /// That all of them are right.
-    chance: f64,
     is_open: bool,
 }
 
@@ -71,7 +80,7 @@ impl Engine {
             let Some(view) = self.scheduler.sequence(seq.seq_id) else { continue };
             // One chunk behind the target, so that nobody waits longer for a first token.
             let end = match (drafts, drafter.filled.has_windows()) {
-                (true, _) => seq.start + 1,
+                (true, _) => after_known(seq),
                 (false, true) => seq.start + seq.token_ids.len() as u32,
                 (false, false) => seq.start,
             };
@@ -87,9 +96,10 @@ impl Engine {
                     index,
                     seq_id: seq.seq_id,
                     drafts: Vec::new(),
+                    chances: Vec::new(),
+                    beside: Vec::new(),
                     masks: Vec::new(),
                     branch,
-                    chance: 1.0,
                     is_open: run.is_some() && can_follow,
                 });
             }
@@ -140,7 +150,7 @@ impl Engine {
             for chain in chains.iter().filter(|chain| chain.is_open) {
                 let (seq, count) = (&plan.seqs[chain.index], chain.drafts.len() as u32);
                 let last = &chain.drafts[chain.drafts.len() - 1..];
-                let mut run = drafter.run_of(seq, seq.start + count, last);
+                let mut run = drafter.run_of(seq, after_known(seq) + count - 1, last);
                 drafter.draw(&mut run, seq, count, chain.masks.last());
                 runs.push(run);
             }
@@ -161,11 +171,19 @@ impl Engine {
             if !is_allowed || drawn.token_id as usize >= drafter.limits.target_vocab_size {
                 continue;
             }
-            let chance = chain.chance * speculation.drafted(chain.seq_id, drawn.probability);
+            if !seq.branches.is_empty() {
+                let parent = (chain.drafts.len(), chain.chance());
+                chain.beside.extend(speculation.beside(
+                    parent,
+                    &drawn.beside,
+                    drafter.limits.target_vocab_size,
+                ));
+            }
+            let chance = chain.chance() * speculation.drafted(chain.seq_id, drawn.probability);
             if !speculation.pays_to_check(chance) {
                 continue;
             }
-            chain.chance = chance;
+            chain.chances.push(chance);
             chain.drafts.push(drawn.token_id);
             if let Some(branch) = chain.branch.take() {
                 branches.push((chain.seq_id, branch, drawn.token_id));
@@ -174,8 +192,8 @@ impl Engine {
             let is_end = seq.end_token_ids.contains(&drawn.token_id)
                 || seq.params.stop_token_ids.contains(&drawn.token_id);
             chain.is_open = !is_end
-                && count < seq.num_drafts as usize
-                && seq.start as usize + count < drafter.limits.max_len
+                && count < seq.num_chain_drafts()
+                && after_known(seq) as usize + count <= drafter.limits.max_len
                 && speculation.pays_to_draft(chance, pass_seconds);
         }
         if branches.is_empty() {
@@ -199,10 +217,18 @@ impl Engine {
     fn keep(&mut self, plan: &mut Plan, chains: &[Chain]) {
         for chain in chains {
             let seq = &mut plan.seqs[chain.index];
-            let first = seq.token_ids.len() - seq.num_drafts as usize;
+            let first = (after_known(seq) - seq.start) as usize;
             seq.token_ids[first..].iter_mut().zip(&chain.drafts).for_each(|(place, draft)| *place = *draft);
             seq.draft_masks.clone_from(&chain.masks);
-            self.scheduler.keep_drafts(seq, chain.drafts.len());
+            let (mut count, mut branches) = (chain.drafts.len(), Vec::new());
+            if let Some(speculation) = self.speculation.as_mut().filter(|_| !seq.branches.is_empty()) {
+                let beside;
+                (count, beside) =
+                    speculation.choose_tree(chain.seq_id, &chain.chances, &chain.beside, seq.branches.len());
+                let branch = |one: Beside| DraftBranch { parent: one.parent, token_ids: vec![one.token_id] };
+                branches = beside.into_iter().map(branch).collect();
+            }
+            self.scheduler.keep_drafts(seq, count, &branches);
         }
     }
 
@@ -214,7 +240,12 @@ impl Engine {
     }
 }
 
-/// Where a draft model is to make the guesses: places without tokens.
-pub(super) fn places(count: usize) -> baton_sched::Drafts {
-    baton_sched::Drafts { token_ids: vec![0; count], masks: vec![Arc::default(); count] }
+/// The position after the last known token of a run.
+fn after_known(seq: &PlannedSeq) -> u32 {
+    seq.end() - seq.num_chain_drafts() as u32
+}
+
+/// Where a draft model is to make the guesses of a masked sequence: places without tokens.
+pub(super) fn places(count: usize) -> Drafts {
+    Drafts { token_ids: vec![0; count], masks: vec![Arc::default(); count], ..Drafts::default() }
 }

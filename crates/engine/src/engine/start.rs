@@ -185,6 +185,13 @@ impl Engine {
             let num_blocks = [memory.num_device_blocks, memory.num_host_blocks];
             let filled = Filled::new(&kv_spec, first_layer, num_blocks);
             let limits = DraftLimits::new(&draft.limits, model.vocab_size, device.wants_large_steps);
+            let num_beside = speculation.as_mut().map_or(0, |speculation| {
+                if !can_branch(&[&model, draft.model], &kv_spec, speculation.max_guesses()) {
+                    speculation.forbid_branches();
+                }
+                speculation.num_beside()
+            });
+            let limits = DraftLimits { num_beside, ..limits };
             drafter = Some(Drafter::new(program, runner, filled, times, limits));
         }
         let stats = EngineStats { scheduler: scheduler.stats(), ..EngineStats::default() };
@@ -214,9 +221,18 @@ impl Engine {
             pace: Pace::default(),
             max_step_slowdown: config.max_step_slowdown,
             mask_grace: MASK_GRACE,
+            max_logit_rows: limits.max_logit_rows,
             full_kv_group: kv_groups(&kv_spec).iter().position(|group| group.window.is_none()).unwrap_or(0),
         })
     }
+}
+
+/// Whether guesses may branch: the keys of a branch count as up to a block before where they stand, which is no matter as long as no
+/// window ends there and distance has no weight of its own.
+fn can_branch(models: &[&ModelConfig], cache: &KvSpec, max_guesses: usize) -> bool {
+    let least = (cache.block_size + max_guesses) as u32 + 1;
+    models.iter().all(|model| model.alibi_slopes.is_none())
+        && cache.lane_windows().all(|window| window.is_none_or(|window| window > least))
 }
 
 /// A draft model is there exactly where one is asked for.
@@ -264,6 +280,7 @@ fn sched_config(config: &EngineConfig, device: &DeviceInfo) -> SchedConfig {
         preemption_mode: config.preemption_mode,
         max_step_slowdown: config.max_step_slowdown,
         max_plans_in_flight: device.max_steps_in_flight,
+        redraws: device.wants_large_steps,
         min_store_tokens: MIN_STORE_TOKENS,
         ..SchedConfig::default()
     }

@@ -7,8 +7,11 @@ const MEMORY: f64 = 600.0;
 const GAIN: f64 = 0.02;
 /// Upper ends of the buckets, by the probability that the draft gave its token.
 const BUCKETS: [f32; 9] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 1.0];
-/// Acceptance before anything is known, by bucket.
+/// Those of tokens beside the one that it drew are less likely.
+const BUCKETS_BESIDE: [f32; 9] = [0.01, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 1.0];
+/// Acceptance before anything is known, by bucket: of the token that the draft drew, and of another that it found likely.
 const PRIOR: [f64; 9] = [0.15, 0.3, 0.4, 0.5, 0.62, 0.75, 0.85, 0.92, 0.97];
+const PRIOR_BESIDE: [f64; 9] = [0.02, 0.05, 0.1, 0.18, 0.28, 0.4, 0.5, 0.6, 0.6];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Confidence {
@@ -25,6 +28,15 @@ impl Default for Confidence {
 }
 
 impl Confidence {
+    /// Of tokens that a draft found likely but did not draw.
+    pub(crate) fn beside() -> Self {
+        Self { counts: PRIOR_BESIDE.map(|rate| (rate * PRIOR_WEIGHT, PRIOR_WEIGHT)), average: 0.1 }
+    }
+
+    pub(crate) fn bucket_beside(probability: f32) -> usize {
+        BUCKETS_BESIDE.iter().position(|end| probability <= *end).unwrap_or(BUCKETS_BESIDE.len() - 1)
+    }
+
     pub(crate) fn bucket(probability: f32) -> usize {
         BUCKETS.iter().position(|end| probability <= *end).unwrap_or(BUCKETS.len() - 1)
     }

@@ -6,9 +6,14 @@ use serde::{Deserialize, Serialize};
 use crate::EngineError;
 
 const FLAG: &str = "--speculative-config";
+/// Branches of one tree that a step checks at most: each takes a block.
+pub(crate) const MAX_BRANCHES: usize = 8;
 const DEFAULT_LOOKUP_MIN: usize = 2;
 const DEFAULT_LOOKUP_MAX: usize = 5;
 const DEFAULT_TOKENS: u32 = 5;
+const DEFAULT_TREE_TOKENS: u32 = 8;
+const DEFAULT_TREE_WIDTH: usize = 3;
+const MAX_TREE_WIDTH: usize = 8;
 
 /// Who makes the guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +27,8 @@ pub enum SpeculativeMethod {
     Suffix,
     /// A smaller model with the same vocabulary.
     DraftModel,
+    /// The same with the likeliest tokens of each position: a tree that one step checks.
+    Tree,
     /// Guesses of a given acceptance, for measurements: `baton bench` only.
     Synthetic,
 }
@@ -39,6 +46,8 @@ pub struct SpeculativeConfig {
     pub max_model_len: Option<usize>,
     /// The most guesses that a step checks of one sequence.
     pub num_speculative_tokens: Option<u32>,
+    /// Of `tree`: how many tokens are guessed after one.
+    pub tree_width: Option<usize>,
     pub prompt_lookup_min: Option<usize>,
     pub prompt_lookup_max: Option<usize>,
     /// Of `suffix`: the longest span that is compared, and the most guesses.
@@ -55,7 +64,8 @@ pub struct SpeculativeConfig {
     pub disable_by_batch_size: Option<usize>,
     /// Whether the number of guesses follows from what they cost and bring. Not vLLM's; true unless said otherwise.
     pub adaptive: Option<bool>,
-    /// Of `synthetic`: the chance that a guess is right where those before it are.
+    /// Of `synthetic`, and of a `draft_model` whose own guesses are of no interest: the chance that a guess is right where those
+    /// before it are. For measurements: `baton bench` only.
     pub acceptance: Option<f64>,
     pub seed: Option<u64>,
 }
@@ -71,10 +81,21 @@ pub(crate) struct Settings {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Method {
-    Ngram { min: usize, max: usize },
+    Ngram {
+        min: usize,
+        max: usize,
+    },
     Suffix(SuffixOptions),
-    DraftModel,
-    Synthetic { acceptance: f64, seed: u64 },
+    DraftModel {
+        /// Tokens that are guessed after one: 1 makes a chain.
+        width: usize,
+    },
+    Synthetic {
+        acceptance: f64,
+        seed: u64,
+    },
+    /// What [`Engine::set_proposer`](crate::Engine::set_proposer) was given.
+    Given,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,13 +116,16 @@ impl SpeculativeConfig {
             (Some(method), _) => Ok(method),
             (None, Some("ngram" | "[ngram]")) => Ok(SpeculativeMethod::Ngram),
             (None, Some(_)) => Ok(SpeculativeMethod::DraftModel),
-            (None, None) => Err(wrong("an object with a \"method\" (ngram, suffix, draft_model)", &"none")),
+            (None, None) => {
+                Err(wrong("an object with a \"method\" (ngram, suffix, draft_model, tree)", &"none"))
+            }
         }
     }
 
     /// The path or name of the model that drafts, where one does.
     pub fn draft_model(&self) -> Option<&str> {
-        let drafts = self.method().is_ok_and(|method| method == SpeculativeMethod::DraftModel);
+        let is_model = |method| matches!(method, SpeculativeMethod::DraftModel | SpeculativeMethod::Tree);
+        let drafts = self.method().is_ok_and(is_model);
         self.model.as_deref().filter(|_| drafts)
     }
 
@@ -112,12 +136,21 @@ impl SpeculativeConfig {
             SpeculativeMethod::Ngram | SpeculativeMethod::DraftModel | SpeculativeMethod::Synthetic => {
                 DEFAULT_TOKENS
             }
+            SpeculativeMethod::Tree => DEFAULT_TREE_TOKENS,
         };
         let count = self.num_speculative_tokens.unwrap_or(default);
         if !(1..=MAX_SPECULATIVE_TOKENS).contains(&count) {
             return Err(wrong(format!("num_speculative_tokens in 1..={MAX_SPECULATIVE_TOKENS}"), &count));
         }
         Ok(count as usize)
+    }
+
+    /// The most rows that a step has for a sequence whose request says nothing: places for guesses that a model is going to make are
+    /// kept before it is known which of them are a chain.
+    pub(crate) fn max_rows(&self) -> Result<usize, EngineError> {
+        let num_tokens = self.num_tokens()?;
+        let is_tree = self.method()? == SpeculativeMethod::Tree;
+        Ok(1 + num_tokens + if is_tree { num_tokens.min(MAX_BRANCHES) } else { 0 })
     }
 
     fn suffix(&self) -> SuffixOptions {
@@ -129,7 +162,16 @@ impl SpeculativeConfig {
         }
     }
 
+    /// Guesses are right by chance, so that outputs mean nothing.
+    pub fn is_forced(&self) -> bool {
+        self.acceptance.is_some() || self.method == Some(SpeculativeMethod::Synthetic)
+    }
+
     pub(crate) fn settings(&self) -> Result<Settings, EngineError> {
+        let acceptance = self.acceptance.unwrap_or(0.8);
+        if !(0.0..=1.0).contains(&acceptance) {
+            return Err(wrong("acceptance in [0, 1]", &acceptance));
+        }
         if let Some(size) = self.draft_tensor_parallel_size.filter(|&size| size != 1) {
             return Err(wrong("draft_tensor_parallel_size 1: one device drafts", &size));
         }
@@ -168,17 +210,20 @@ impl SpeculativeConfig {
                 }
                 Ok(Method::Suffix(options))
             }
-            SpeculativeMethod::DraftModel => {
+            method @ (SpeculativeMethod::DraftModel | SpeculativeMethod::Tree) => {
+                let is_tree = method == SpeculativeMethod::Tree;
                 if self.model.as_deref().is_none_or(str::is_empty) {
-                    return Err(wrong("a draft_model with a \"model\": its path or name", &"none"));
+                    let name = if is_tree { "tree" } else { "draft_model" };
+                    return Err(wrong(format!("a {name} with a \"model\": its path or name"), &"none"));
                 }
-                Ok(Method::DraftModel)
+                let width = if is_tree { self.tree_width.unwrap_or(DEFAULT_TREE_WIDTH) } else { 1 };
+                if is_tree && !(2..=MAX_TREE_WIDTH).contains(&width) {
+                    return Err(wrong(format!("tree_width in 2..={MAX_TREE_WIDTH}"), &width));
+                }
+                Ok(Method::DraftModel { width })
             }
             SpeculativeMethod::Synthetic => {
                 let acceptance = self.acceptance.unwrap_or(0.8);
-                if !(0.0..=1.0).contains(&acceptance) {
-                    return Err(wrong("acceptance in [0, 1]", &acceptance));
-                }
                 Ok(Method::Synthetic { acceptance, seed: self.seed.unwrap_or(0) })
             }
         }
@@ -209,8 +254,10 @@ mod tests {
             r#"{"method": "draft_model", "model": "tiny", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}"#,
         ] {
             let draft = settings(json).unwrap();
-            assert_eq!((draft.method, draft.num_tokens), (Method::DraftModel, 3));
+            assert_eq!((draft.method, draft.num_tokens), (Method::DraftModel { width: 1 }, 3));
         }
+        let tree = settings(r#"{"method": "tree", "model": "tiny", "tree_width": 4}"#).unwrap();
+        assert_eq!((tree.method, tree.num_tokens), (Method::DraftModel { width: 4 }, 8));
         let longer = settings(r#"{"method": "ngram", "prompt_lookup_min": 8}"#).unwrap();
         assert_eq!(longer.method, Method::Ngram { min: 8, max: 8 });
     }
@@ -221,6 +268,8 @@ mod tests {
             ("{}", "an object with a \"method\""),
             (r#"{"method": "medusa"}"#, "unknown variant `medusa`"),
             (r#"{"method": "draft_model"}"#, "a draft_model with a \"model\""),
+            (r#"{"method": "tree"}"#, "a tree with a \"model\""),
+            (r#"{"method": "tree", "model": "tiny", "tree_width": 1}"#, "tree_width in 2..=8"),
             (r#"{"method": "ngram", "k": 3}"#, "unknown field `k`"),
             (r#"{"method": "ngram", "num_speculative_tokens": 0}"#, "num_speculative_tokens in 1..=64"),
             (r#"{"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}"#, "prompt_lookup_max"),

@@ -46,6 +46,8 @@ pub(crate) struct DraftLimits {
     pub(crate) target_vocab_size: usize,
     /// The device records steps in which every row draws.
     pub(crate) records: bool,
+    /// How many of the likeliest tokens are asked for beside the one that is drawn.
+    pub(crate) num_beside: usize,
 }
 
 impl DraftLimits {
@@ -58,15 +60,18 @@ impl DraftLimits {
             vocab_size: limits.vocab_size,
             target_vocab_size,
             records,
+            num_beside: 0,
         }
     }
 }
 
 /// A token that the draft drew, and the probability that it gave it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Drawn {
     pub(crate) token_id: TokenId,
     pub(crate) probability: f32,
+    /// The likeliest others.
+    pub(crate) beside: Vec<(TokenId, f32)>,
 }
 
 impl Drafter {
@@ -108,6 +113,8 @@ impl Drafter {
             // A padded token has no meaning in either model.
             token_ids: token_ids.iter().map(|token| *token.min(&last)).collect(),
             num_drafts: 0,
+            branches: Vec::new(),
+            num_redrawn: 0,
             samples: Vec::new(),
             mask: None,
             draft_masks: Vec::new(),
@@ -167,7 +174,8 @@ impl Drafter {
         let (mut drawn, mut time) = (Vec::new(), Duration::ZERO);
         while !left.is_empty() {
             let plan = Plan { seqs: self.next_pass(&mut left), ..Plan::default() };
-            backend.submit(self.runner.build_draft(&plan), self.program)?;
+            let num_top = if self.limits.num_beside == 0 { 0 } else { self.limits.num_beside + 1 };
+            backend.submit(self.runner.build_draft(&plan, num_top as u32), self.program)?;
             backend.collect(&mut self.output)?;
             self.fetched.append(&mut self.output.fetched);
             if let Some(span) = backend.last_step_span() {
@@ -181,8 +189,16 @@ impl Drafter {
             for run in plan.seqs.iter().filter(|run| !run.samples.is_empty()) {
                 // Those of rows before the last were drawn for the shape of the step only.
                 first += run.num_drafts as usize + 1;
-                let chosen = &self.output.samples[first - 1].chosen;
-                drawn.push(Drawn { token_id: chosen.token_id, probability: chosen.logprob.exp() });
+                let sampled = &self.output.samples[first - 1];
+                let token_id = sampled.chosen.token_id;
+                let top = &self.output.top[sampled.top.start as usize..sampled.top.end as usize];
+                let others = top.iter().filter(|other| other.token_id != token_id);
+                let beside = others.take(self.limits.num_beside);
+                drawn.push(Drawn {
+                    token_id,
+                    probability: sampled.chosen.logprob.exp(),
+                    beside: beside.map(|other| (other.token_id, other.logprob.exp())).collect(),
+                });
             }
         }
         Ok((drawn, time))

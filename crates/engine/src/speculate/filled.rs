@@ -63,8 +63,16 @@ impl Filled {
 
     /// Other tokens come to stand where a Plan writes: what the draft had there is of no use.
     pub(crate) fn overwritten(&mut self, seq: &PlannedSeq) {
-        let positions = seq.start..seq.start + seq.token_ids.len() as u32;
-        self.each_block(&seq.block_tables, positions, |filled, tokens| *filled = (*filled).min(tokens.start));
+        let size = self.block_size;
+        let mut overwrite = |positions| {
+            self.each_block(&seq.block_tables, positions, |filled, tokens| {
+                *filled = (*filled).min(tokens.start);
+            });
+        };
+        overwrite(seq.start..seq.end());
+        for branch in &seq.branches {
+            overwrite(branch.row * size..(branch.row + 1) * size);
+        }
     }
 
     /// The draft computes these positions, which follow what is there.

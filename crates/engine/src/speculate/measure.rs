@@ -56,6 +56,8 @@ fn plan_of(rows: usize, cache: &KvSpec) -> Plan {
         start: 0,
         token_ids: vec![0; rows],
         num_drafts: rows as u32 - 1,
+        branches: Vec::new(),
+        num_redrawn: 0,
         block_tables: (0..cache.num_lanes()).map(blocks).collect(),
         samples: vec![sample],
         mask: None,

@@ -13,12 +13,14 @@ mod config;
 mod cost;
 mod drafter;
 mod filled;
+mod hidden;
 mod matches;
 mod measure;
 mod ngram;
 mod proposer;
 mod suffix;
 mod synthetic;
+mod tree;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -35,8 +37,9 @@ use cost::StepTimes;
 pub(crate) use drafter::{DraftLimits, Drafter, Drawn};
 pub(crate) use filled::Filled;
 pub(crate) use measure::measure_steps;
-use proposer::{Ask, Guess, Owner, Proposer};
+pub use proposer::{Ask, Guess, NUM_CLASSES, Owner, Proposer};
 use synthetic::Synthetic;
+pub(crate) use tree::Beside;
 
 use crate::EngineError;
 
@@ -75,6 +78,8 @@ pub(crate) struct Speculation {
     synthetic: Option<Synthetic>,
     /// Of a draft model: how often it was right.
     confidence: Option<Confidence>,
+    /// The same of tokens beside those that it drew.
+    confidence_beside: Confidence,
     /// What the last guesses were reckoned with.
     pace: DraftPace,
     classes: Classes,
@@ -83,6 +88,8 @@ pub(crate) struct Speculation {
     /// Rows of logits that a step has.
     max_rows: usize,
     pub(crate) stats: SpeculationStats,
+    /// What the proposer is told of the newest step.
+    hidden: HashMap<SeqId, Vec<f32>>,
 }
 
 /// A sequence that speculates.
@@ -96,6 +103,8 @@ struct Speculator {
     chances: Vec<f64>,
     /// How sure a draft model was of each guess: see [`Confidence`].
     buckets: Vec<usize>,
+    /// Guesses beside the chain that the next step checks.
+    beside: Vec<Beside>,
     output: Vec<TokenId>,
 }
 
@@ -114,19 +123,41 @@ impl Speculation {
         let proposer: Box<dyn Proposer> = match &settings.method {
             Method::Ngram { min, max } => Box::new(ngram::Ngram::new(*min, *max)),
             Method::Suffix(options) => Box::new(suffix::Suffix::new(*options)),
-            Method::DraftModel => Box::new(Reserve),
+            Method::DraftModel { .. } => {
+                // A real draft, whose guesses are then right by chance.
+                let forced = config.acceptance.map(|acceptance| (acceptance, config.seed.unwrap_or(0)));
+                synthetic = forced.map(|(acceptance, seed)| Synthetic::new(acceptance, seed));
+                Box::new(Reserve)
+            }
             Method::Synthetic { acceptance, seed } => {
                 synthetic = Some(Synthetic::new(*acceptance, *seed));
                 Box::new(synthetic::Anything(*acceptance))
             }
+            Method::Given => unreachable!("no configuration names it"),
         };
+        Ok(Self::with(settings, proposer, synthetic, max_rows))
+    }
+
+    /// With a proposer of somebody else, all of whose guesses are checked.
+    pub(crate) fn given(proposer: Box<dyn Proposer>, num_tokens: usize, max_rows: usize) -> Self {
+        let settings = Settings { method: Method::Given, num_tokens, adaptive: false, max_batch: usize::MAX };
+        Self::with(settings, proposer, None, max_rows)
+    }
+
+    fn with(
+        settings: Settings,
+        proposer: Box<dyn Proposer>,
+        synthetic: Option<Synthetic>,
+        max_rows: usize,
+    ) -> Self {
         let classes = match &settings.method {
-            Method::Synthetic { .. } | Method::DraftModel => Classes::new(|_| 1.0),
+            Method::Synthetic { .. } | Method::DraftModel { .. } => Classes::new(|_| 1.0),
             // The longer the span that is alike, the likelier the guess.
             _ => Classes::new(|class| [0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92][class % 8]),
         };
-        Ok(Self {
-            confidence: (settings.method == Method::DraftModel).then(Confidence::default),
+        Self {
+            confidence: matches!(settings.method, Method::DraftModel { .. }).then(Confidence::default),
+            confidence_beside: Confidence::beside(),
             pace: DraftPace::default(),
             settings,
             proposer,
@@ -137,7 +168,8 @@ impl Speculation {
             times: StepTimes::new(vec![(1, 1.0), (31, 2.0)]),
             max_rows,
             stats: SpeculationStats::default(),
-        })
+            hidden: HashMap::new(),
+        }
     }
 
     pub(crate) fn set_times(&mut self, times: StepTimes) {
@@ -147,7 +179,7 @@ impl Speculation {
     /// A step in which every row gave a token took so long.
     pub(crate) fn took(&mut self, plan: &Plan, time: Duration) {
         let rows = plan.num_tokens();
-        if rows > 0 && plan.seqs.iter().all(|seq| seq.token_ids.len() == 1 + seq.num_drafts as usize) {
+        if rows > 0 && plan.seqs.iter().all(|seq| seq.token_ids.len() == seq.num_logit_rows()) {
             self.times.took(rows, time);
         }
     }
@@ -174,16 +206,22 @@ impl Speculation {
                 num_rejected: (num_drafts - num_right) as u32,
             });
             if let Some(seq) = self.seqs.get_mut(&planned.seq_id) {
+                let drawn: Vec<TokenId> = result.samples.iter().map(|sampled| sampled.token_id).collect();
+                let of_chain = planned.num_right_of_chain(drawn.iter().copied()).min(num_right);
                 let Speculator { guess, chances, record, .. } = seq;
-                let checked = chances.len().min(num_drafts);
+                let checked = chances.len().min(planned.num_chain_drafts());
                 let (chances, likelihoods) = (&chances[..checked], &guess.likelihoods[..checked]);
-                self.classes.learn(guess.class, chances, likelihoods, num_right.min(checked), record);
+                self.classes.learn(guess.class, chances, likelihoods, of_chain.min(checked), record);
                 if let Some(confidence) = &mut self.confidence {
-                    for (place, &bucket) in
-                        seq.buckets.iter().enumerate().take(num_right + 1).take(num_drafts)
-                    {
-                        confidence.checked(bucket, place < num_right);
+                    let buckets = seq.buckets.iter().enumerate().take(of_chain + 1);
+                    for (place, &bucket) in buckets.take(planned.num_chain_drafts()) {
+                        confidence.checked(bucket, place < of_chain);
                     }
+                }
+                // A guess beside the chain was looked at where the one that it departs from was right.
+                for beside in seq.beside.drain(..).filter(|beside| beside.parent <= of_chain) {
+                    let is_right = beside.parent == of_chain && drawn.get(of_chain) == Some(&beside.token_id);
+                    self.confidence_beside.checked(beside.bucket, is_right);
                 }
             }
         }
@@ -218,6 +256,7 @@ impl Speculation {
         let ended: Vec<SeqId> = self.seqs.keys().copied().filter(|&id| !is_live(id)).collect();
         for id in ended {
             let seq = self.seqs.remove(&id).expect("it was just found");
+            self.forget_hidden(id);
             self.proposer.ended(id, &seq.output, &seq.owner);
         }
     }
@@ -297,6 +336,7 @@ impl Speculation {
     pub(crate) fn begin_draft(&mut self, id: SeqId) {
         if let Some(seq) = self.seqs.get_mut(&id) {
             seq.buckets.clear();
+            seq.beside.clear();
         }
     }
 
@@ -327,6 +367,7 @@ impl Speculation {
             prediction: view.prediction,
             owner: &seq.owner,
             most: seq.most,
+            hidden: self.hidden.get(&id).map_or(&[], Vec::as_slice),
         };
         seq.guess = self.proposer.propose(&ask);
         if let Some(confidence) = &self.confidence {
@@ -346,6 +387,7 @@ impl Speculator {
             guess: Guess::default(),
             chances: Vec::new(),
             buckets: Vec::new(),
+            beside: Vec::new(),
             output: view.token_ids[view.num_prompt_tokens..].to_vec(),
         }
     }

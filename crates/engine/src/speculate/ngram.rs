@@ -74,6 +74,7 @@ mod tests {
             prediction,
             owner: &owner,
             most: 3,
+            hidden: &[],
         };
         Ngram::new(min, max).propose(&ask).token_ids
     }
@@ -100,6 +101,7 @@ mod tests {
             prediction,
             owner: &owner,
             most: 3,
+            hidden: &[],
         };
         assert_eq!(Ngram::new(2, 3).propose(&ask).token_ids, [10]);
     }

@@ -1,4 +1,5 @@
-//! What makes guesses: one trait, whatever is behind it.
+//! What makes guesses: one trait, whatever is behind it. Who embeds the engine may bring another one
+//! ([`Engine::set_proposer`](crate::Engine::set_proposer)).
 
 use std::sync::Arc;
 
@@ -6,23 +7,26 @@ use baton_core::{SeqId, TokenId};
 
 /// Whose outputs may be looked at: those of the same tenant under the same salt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Owner {
-    pub(crate) tenant: u32,
-    pub(crate) salt: Option<Arc<str>>,
+pub struct Owner {
+    pub tenant: u32,
+    pub salt: Option<Arc<str>>,
 }
 
 /// A sequence that may have guesses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
-    pub(crate) seq_id: SeqId,
+pub struct Ask<'a> {
+    pub seq_id: SeqId,
     /// Prompt and output as far as known.
-    pub(crate) token_ids: &'a [TokenId],
-    pub(crate) num_prompt_tokens: usize,
+    pub token_ids: &'a [TokenId],
+    pub num_prompt_tokens: usize,
     /// What the client expects the output to be.
-    pub(crate) prediction: &'a [TokenId],
-    pub(crate) owner: &'a Owner,
+    pub prediction: &'a [TokenId],
+    pub owner: &'a Owner,
     /// No more guesses than this.
-    pub(crate) most: usize,
+    pub most: usize,
+    /// `[rows, hidden]`, for a proposer that wants it: what the model made of the tokens of its last step that were right, after the
+    /// last norm. The last row is the one that the newest token was drawn from, which has none itself yet.
+    pub hidden: &'a [f32],
 }
 
 impl Ask<'_> {
@@ -36,32 +40,38 @@ impl Ask<'_> {
 
 /// Guesses of what a sequence draws next.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Guess {
-    pub(crate) token_ids: Vec<TokenId>,
+pub struct Guess {
+    pub token_ids: Vec<TokenId>,
     /// How likely each is to be right where those before it are, as far as the proposer can tell.
-    pub(crate) likelihoods: Vec<f32>,
+    pub likelihoods: Vec<f32>,
     /// Guesses of one class are right about equally often: below [`NUM_CLASSES`].
-    pub(crate) class: usize,
+    pub class: usize,
 }
 
 /// Classes that acceptance is counted by.
-pub(crate) const NUM_CLASSES: usize = 16;
+pub const NUM_CLASSES: usize = 16;
 
 impl Guess {
-    pub(crate) fn push(&mut self, token_id: TokenId, likelihood: f32) {
+    pub fn push(&mut self, token_id: TokenId, likelihood: f32) {
         self.token_ids.push(token_id);
         self.likelihoods.push(likelihood);
     }
 
-    pub(crate) fn truncate(&mut self, len: usize) {
+    pub fn truncate(&mut self, len: usize) {
         self.token_ids.truncate(len);
         self.likelihoods.truncate(len);
     }
 }
 
 /// Makes guesses. It is asked after every token that a sequence draws, whether or not its guesses are then checked.
-pub(crate) trait Proposer: std::fmt::Debug + Send {
+pub trait Proposer: std::fmt::Debug + Send {
     fn propose(&mut self, ask: &Ask<'_>) -> Guess;
+
+    /// Whether it is to be told the hidden states of the rows behind the newest tokens ([`Ask::hidden`]), as heads need that go on from
+    /// what the model itself has made of the text. Devices bring them to the host after each step.
+    fn wants_hidden(&self) -> bool {
+        false
+    }
 
     /// A sequence has ended; its whole output is known.
     fn ended(&mut self, seq_id: SeqId, output: &[TokenId], owner: &Owner);

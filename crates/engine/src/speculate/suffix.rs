@@ -197,6 +197,7 @@ mod tests {
             prediction: &[],
             owner,
             most: 16,
+            hidden: &[],
         };
         suffix.propose(&ask).token_ids
     }

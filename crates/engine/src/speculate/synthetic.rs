@@ -39,7 +39,7 @@ impl Synthetic {
     pub(crate) fn force(&mut self, plan: &Plan, output: &mut StepOutput) {
         let mut first = 0;
         for seq in &plan.seqs {
-            first += seq.scored.len();
+            first += seq.scored.len() + seq.num_redrawn as usize;
             let drafts = &seq.token_ids[seq.token_ids.len() - seq.num_drafts as usize..];
             for (place, &draft) in drafts.iter().enumerate() {
                 let drawn = &mut output.samples[first + place].chosen.token_id;

@@ -64,6 +64,11 @@ pub trait BlockStore: Debug + Send + Sync {
     /// may hold anything.
     fn fetch(&self, rows: &[StoredRow], host: &dyn HostBlocks) -> Vec<bool>;
 
+    /// Somebody waits for what is stored.
+    fn is_awaited(&self) -> bool {
+        false
+    }
+
     /// Keeps rows. What is there already need not be written again.
     fn store(&self, rows: &[StoredRow], host: &dyn HostBlocks);
 

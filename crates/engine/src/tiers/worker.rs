@@ -24,7 +24,8 @@ const NUM_LOADERS: usize = 4;
 const SAVE_QUEUE: usize = 1024;
 /// Rows that are stored with one call.
 const SAVE_BATCH: usize = 32;
-/// Steps of `nice`: where cores are short, computing goes before loading, and that before storing, which nobody waits for.
+/// Steps of `nice`: where cores are short, computing goes before loading, and that before storing, which hardly
+/// anybody waits for.
 const LOADER_NICE: i32 = 5;
 const SAVER_NICE: i32 = 10;
 
@@ -205,7 +206,7 @@ impl Loader {
 
 /// Stores rows until the engine is gone.
 fn save(store: &dyn BlockStore, host: &dyn HostBlocks, rows: &Receiver<Arc<Saving>>) {
-    lower_priority(SAVER_NICE);
+    lower_priority(if store.is_awaited() { 0 } else { SAVER_NICE });
     while let Ok(first) = rows.recv() {
         let mut batch = vec![first];
         while batch.len() < SAVE_BATCH

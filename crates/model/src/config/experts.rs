@@ -26,6 +26,8 @@ pub struct ExpertConfig {
     pub has_shared_gate: bool,
     pub scores: RouteScores,
     pub has_selection_bias: bool,
+    /// The router's products and those of all experts have biases (gpt-oss).
+    pub has_bias: bool,
     pub groups: Option<RouteGroups>,
     pub normalizes: bool,
     pub scale: f32,
@@ -139,12 +141,18 @@ pub(super) fn from_raw(
         has_shared_gate: false,
         scores: RouteScores::Softmax,
         has_selection_bias: false,
+        has_bias: false,
         groups: None,
         normalizes: true,
         scale: 1.0,
         layers: vec![true; num_layers],
     };
     let config = match architecture {
+        Architecture::GptOss => plain(
+            size("num_local_experts", raw.num_local_experts.or(raw.num_experts).or(Some(128)))?,
+            size("num_experts_per_tok", raw.num_experts_per_tok.or(Some(4)))?,
+            intermediate_size,
+        ),
         Architecture::Mixtral | Architecture::GraniteMoe => plain(
             size("num_local_experts", raw.num_local_experts.or(Some(8)))?,
             size("num_experts_per_tok", raw.num_experts_per_tok.or(Some(2)))?,

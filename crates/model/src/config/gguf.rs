@@ -29,6 +29,8 @@ const END_TOKENS: [&str; 7] = [
     "<|end_of_text|>",
     "<|end|>",
 ];
+/// What ends a turn of gpt-oss, an answer and a call: `<|end|>` ends only a part of it there.
+const GPT_OSS_END_TOKENS: [&str; 2] = ["<|return|>", "<|call|>"];
 
 impl ModelConfig {
     pub fn from_gguf(file: &GgufFile) -> Result<Self, ModelError> {
@@ -503,9 +505,10 @@ impl Reader<'_> {
             ids.extend(metadata.get_u32(&format!("tokenizer.ggml.{key}")).map_err(config_error)?);
         }
         let tokens = metadata.get_strings("tokenizer.ggml.tokens").map_err(config_error)?.unwrap_or_default();
-        for end in END_TOKENS {
-            ids.extend(tokens.iter().position(|token| token == end).map(|id| id as TokenId));
-        }
+        let find = |end: &str| tokens.iter().position(|token| token == end).map(|id| id as TokenId);
+        ids.extend(GPT_OSS_END_TOKENS.into_iter().filter_map(find));
+        let ends_parts = GPT_OSS_END_TOKENS.into_iter().all(|end| find(end).is_some());
+        ids.extend(END_TOKENS.into_iter().filter(|end| !(ends_parts && *end == "<|end|>")).filter_map(find));
         Ok(distinct(ids))
     }
 }

@@ -20,6 +20,7 @@ impl Reader<'_> {
                 | Architecture::Qwen2Moe
                 | Architecture::Qwen3Moe
                 | Architecture::GraniteMoe
+                | Architecture::GptOss
                 | Architecture::Olmoe
                 | Architecture::DeepseekV2
                 | Architecture::DeepseekV3
@@ -52,6 +53,7 @@ impl Reader<'_> {
             has_shared_gate: num_shared > 0,
             scores: RouteScores::Softmax,
             has_selection_bias: false,
+            has_bias: false,
             groups: None,
             // llama.cpp has this by architecture, not by file.
             normalizes: !is_qwen2 && self.architecture != Architecture::Olmoe,
@@ -83,6 +85,7 @@ impl Reader<'_> {
             num_shared: self.integer("expert_shared_count")?.unwrap_or(0),
             has_shared_gate: false,
             scores,
+            has_bias: false,
             has_selection_bias: self.has_tensor(&format!("blk.{first}.exp_probs_b.bias")),
             groups,
             normalizes: self.bool("expert_weights_norm")?.unwrap_or(false),

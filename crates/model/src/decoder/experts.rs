@@ -23,11 +23,12 @@ pub(super) fn expert_half(
     let norm = Some(loader.norm(Role::FfnNorm, layer)?);
     let (router, selection_bias) = load_router(experts, loader, layer)?;
     let (gated, linear) = load_experts(config, experts, loader, layer)?;
+    let biases = load_biases(experts, loader, layer)?;
     ops.push(Op::Route(Route {
         input: buffers.hidden,
         norm,
         weight: router,
-        bias: None,
+        bias: biases.map(|biases| biases.router),
         scores: experts.scores,
         selection_bias,
         groups: experts.groups,
@@ -43,7 +44,7 @@ pub(super) fn expert_half(
         norm,
         routing,
         weight: gated,
-        bias: None,
+        bias: biases.map(|biases| biases.gated),
         activation: config.activation,
         output: inner,
     }));
@@ -51,7 +52,7 @@ pub(super) fn expert_half(
         input: inner,
         routing,
         weight: linear,
-        bias: None,
+        bias: biases.map(|biases| biases.linear),
         output: buffers.hidden,
         accumulate: true,
     }));
@@ -78,6 +79,42 @@ fn load_router(
     let bias = loader.expert_tensor(experts, layer, ExpertTensor::SelectionBias)?;
     let values = float_values("the bias of the experts' selection", &bias)?;
     Ok((weight, Some(loader.load_vector(&values, &bias)?)))
+}
+
+#[derive(Clone, Copy)]
+struct Biases {
+    router: VectorId,
+    gated: VectorId,
+    linear: VectorId,
+}
+
+fn load_biases(
+    experts: &ExpertConfig,
+    loader: &mut Loader<'_>,
+    layer: usize,
+) -> Result<Option<Biases>, ModelError> {
+    if !experts.has_bias {
+        return Ok(None);
+    }
+    if experts.num_shared > 0 {
+        return Err(ModelError::Config { what: "shared experts beside biases are not supported".to_owned() });
+    }
+    let find = |loader: &Loader<'_>, tensor| {
+        let found = loader.expert_tensor(experts, layer, tensor)?;
+        Ok::<_, ModelError>((float_values("the biases of experts", &found)?, found))
+    };
+    let (router, router_tensor) = find(loader, ExpertTensor::RouterBias)?;
+    let (gates, gate_tensor) = find(loader, ExpertTensor::AllGateBiases)?;
+    let (ups, _) = find(loader, ExpertTensor::AllUpBiases)?;
+    let (downs, down_tensor) = find(loader, ExpertTensor::AllDownBiases)?;
+    let width = experts.intermediate_size;
+    let of_experts = gates.chunks_exact(width).zip(ups.chunks_exact(width));
+    let gated: Vec<f32> = of_experts.flat_map(|(gate, up)| gate.iter().chain(up)).copied().collect();
+    Ok(Some(Biases {
+        router: loader.load_vector(&router, &router_tensor)?,
+        gated: loader.load_vector(&gated, &gate_tensor)?,
+        linear: loader.load_vector(&downs, &down_tensor)?,
+    }))
 }
 
 /// Gate and up of every expert, and down of every expert.

@@ -94,6 +94,7 @@ pub(super) fn latent_half(
         scale: config.attention_scale,
         softcap: None,
         alibi: None,
+        sinks: None,
         query: buffers.query,
         output: buffers.attended,
     }));

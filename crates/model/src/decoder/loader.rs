@@ -249,6 +249,22 @@ impl<'a> Loader<'a> {
         Ok(slopes.map(|slopes| self.backend.load_vector(slopes)).transpose()?)
     }
 
+    /// The scores of a layer's heads that have no value.
+    pub(crate) fn sinks(&mut self, layer: usize) -> Result<Option<VectorId>, ModelError> {
+        if !self.config.attention_sinks {
+            return Ok(None);
+        }
+        let name = weight_name(self.config.names, self.config.architecture, Role::AttnSinks, layer);
+        let tensor = self.matrix(Role::AttnSinks, layer)?;
+        let values = float_values(&name, &tensor)?;
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(ModelError::Config {
+                what: format!("tensor {name:?} has values that are not finite"),
+            });
+        }
+        self.load_vector(&values, &tensor).map(Some)
+    }
+
     /// Tensors that the decoder does not use are done as well.
     pub(crate) fn finish(self) {
         (self.progress)(LoadProgress { done_bytes: self.total_bytes, total_bytes: self.total_bytes });

@@ -294,6 +294,7 @@ impl LayerWriter<'_, '_> {
             scale: config.attention_scale * key_scale,
             softcap: config.attention_softcap,
             alibi: slopes,
+            sinks: self.loader.sinks(index)?,
             query: buffers.query,
             output: buffers.attended,
         }));

@@ -18,6 +18,7 @@ mod falcon;
 mod gemma;
 mod glm;
 mod gpt_bigcode;
+mod gpt_oss;
 mod gptj;
 mod gptneox;
 mod granite;
@@ -128,6 +129,7 @@ pub(crate) static FAMILIES: &[&Family] = &[
     &glm::FAMILY,
     &glm::FOURTH,
     &gpt_bigcode::FAMILY,
+    &gpt_oss::FAMILY,
     &gptj::FAMILY,
     &gptneox::FAMILY,
     &granite::FAMILY,

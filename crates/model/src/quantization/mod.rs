@@ -24,8 +24,8 @@ use serde_json::Value;
 
 use crate::ModelError;
 pub(crate) use mxfp4::Mxfp4;
-pub(crate) use round::round_tensor;
 pub use round::{RoundTo, RoundedWeights};
+pub(crate) use round::{in_parallel, round_tensor};
 pub(crate) use weights::QuantizedWeights;
 
 /// How a checkpoint is quantised.

@@ -23,8 +23,19 @@ const GGUF_BYTES: usize = 1 + CODE_BYTES;
 /// Where codes and scales lie.
 #[derive(Clone, Debug)]
 pub(crate) enum Mxfp4 {
-    Pairs { codes: SharedBytes, scales: SharedBytes },
+    Pairs {
+        codes: SharedBytes,
+        scales: SharedBytes,
+    },
     Gguf(SharedBytes),
+    /// The same of a matrix of which every `step`-th row from `first` on is meant.
+    Rows {
+        codes: SharedBytes,
+        scales: SharedBytes,
+        first: usize,
+        step: usize,
+        blocks_per_row: usize,
+    },
 }
 
 impl Mxfp4 {
@@ -32,6 +43,11 @@ impl Mxfp4 {
         match self {
             Self::Pairs { codes, scales } => {
                 (scales.as_slice()[index], &codes.as_slice()[index * CODE_BYTES..(index + 1) * CODE_BYTES])
+            }
+            Self::Rows { codes, scales, first, step, blocks_per_row } => {
+                let row = first + index / blocks_per_row * step;
+                let at = row * blocks_per_row + index % blocks_per_row;
+                (scales.as_slice()[at], &codes.as_slice()[at * CODE_BYTES..(at + 1) * CODE_BYTES])
             }
             Self::Gguf(blocks) => {
                 let block = &blocks.as_slice()[index * GGUF_BYTES..(index + 1) * GGUF_BYTES];
@@ -42,7 +58,7 @@ impl Mxfp4 {
 
     fn code(&self, codes: &[u8], index: usize) -> u8 {
         let (byte, is_high) = match self {
-            Self::Pairs { .. } => (index / 2, index % 2 == 1),
+            Self::Pairs { .. } | Self::Rows { .. } => (index / 2, index % 2 == 1),
             Self::Gguf(_) => (index % CODE_BYTES, index >= CODE_BYTES),
         };
         if is_high { codes[byte] >> 4 } else { codes[byte] & 15 }
@@ -55,6 +71,7 @@ impl Mxfp4 {
             blocks.ok_or_else(|| format!("of {rows} x {cols} values is no whole blocks of {BLOCK}"))?;
         let sizes = match &self {
             Self::Pairs { codes, scales } => (codes.len(), scales.len()),
+            Self::Rows { codes, scales, step, .. } => (codes.len() / step, scales.len() / step),
             Self::Gguf(bytes) => (bytes.len() / GGUF_BYTES * CODE_BYTES, bytes.len() / GGUF_BYTES),
         };
         if Some(sizes.0) != blocks.checked_mul(CODE_BYTES) || sizes.1 != blocks {

@@ -93,7 +93,7 @@ impl RoundedWeights {
 }
 
 fn is_router(tensor: &ExpectedTensor) -> bool {
-    let ends = ["gate.weight", "router.layer.weight", "_inp.weight", "_inp_shexp.weight"];
+    let ends = ["gate.weight", "router.layer.weight", "router.weight", "_inp.weight", "_inp_shexp.weight"];
     tensor.role == Role::Expert && ends.iter().any(|end| tensor.name.ends_with(end))
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn round_tensor(tensor: &Tensor, format: WeightFormat) -> Result<Tens
 }
 
 /// Gives pieces of `out` (the last may be shorter) with their numbers to all threads of the machine.
-pub(super) fn in_parallel(out: &mut [u8], piece: usize, work: impl Fn(usize, &mut [u8]) + Sync) {
+pub(crate) fn in_parallel(out: &mut [u8], piece: usize, work: impl Fn(usize, &mut [u8]) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let num_pieces = out.len().div_ceil(piece.max(1));
     // A run of pieces for each thread; some runs more than threads, so that none waits long.

@@ -113,13 +113,13 @@ impl Metrics {
             (
                 "vllm:num_requests_running",
                 "gauge",
-                "Requests that are part of the steps.",
+                "Requests in the running batch.",
                 scheduler.num_running as f64,
             ),
             (
                 "vllm:num_requests_waiting",
                 "gauge",
-                "Requests that wait for their first step.",
+                "Requests waiting for their first step.",
                 scheduler.num_waiting as f64,
             ),
             (
@@ -128,7 +128,7 @@ impl Metrics {
                 "Preempted requests whose KV is in host memory.",
                 scheduler.num_swapped as f64,
             ),
-            ("vllm:kv_cache_usage_perc", "gauge", "The part of the KV blocks in use, 0 to 1.", kv.usage()),
+            ("vllm:kv_cache_usage_perc", "gauge", "Fraction of the KV blocks in use, 0 to 1.", kv.usage()),
             (
                 "vllm:prefix_cache_queries_total",
                 "counter",
@@ -150,16 +150,21 @@ impl Metrics {
             (
                 "vllm:external_prefix_cache_hits_total",
                 "counter",
-                "Tokens whose KV came from there.",
+                "Tokens found in KV stores and on other machines.",
                 kv.external_cache_hits as f64,
             ),
             (
                 "baton:kv_store_late_total",
                 "counter",
-                "Requests that went on without an answer of a KV store.",
+                "Requests that stopped waiting for a KV store and computed their prompt.",
                 stats.tiers.num_late as f64,
             ),
-            ("vllm:num_preemptions_total", "counter", "Requests that had to make room.", preemptions as f64),
+            (
+                "vllm:num_preemptions_total",
+                "counter",
+                "Requests preempted because KV blocks ran out.",
+                preemptions as f64,
+            ),
             (
                 "baton:kv_blocks_used",
                 "gauge",
@@ -176,31 +181,31 @@ impl Metrics {
             (
                 "baton:device_busy_seconds_total",
                 "counter",
-                "Time that the device has worked on steps.",
+                "Seconds the device has spent on steps.",
                 stats.device_busy_s.unwrap_or(0.0),
             ),
             (
                 "baton:relay_tokens_read_total",
                 "counter",
-                "Tokens of KV that were read once for several requests, in each layer.",
+                "Tokens of KV read once for several requests, counted for one layer.",
                 stats.relay.num_tokens_read as f64,
             ),
             (
                 "baton:relay_tokens_saved_total",
                 "counter",
-                "Tokens of KV that need not be read because of that.",
+                "Tokens of KV whose reading relay attention has saved, counted for one layer.",
                 stats.relay.num_tokens_saved as f64,
             ),
             (
                 "baton:relay_kv_bytes_saved_total",
                 "counter",
-                "Bytes of KV, of all layers, that need not be read because of that.",
+                "Bytes of KV, over all layers, whose reading relay attention has saved.",
                 stats.relay.num_bytes_saved as f64,
             ),
             (
                 "baton:decode_kv_bytes_read_total",
                 "counter",
-                "Bytes of KV, of all layers, that decodes have read.",
+                "Bytes of KV, over all layers, read by decodes.",
                 stats.relay.num_bytes_read as f64,
             ),
         ];
@@ -223,24 +228,20 @@ impl Metrics {
         for (name, help, value) in [
             (
                 "vllm:spec_decode_num_drafts_total",
-                "Steps of a sequence that checked guesses.",
+                "Sequences' steps that verified draft tokens.",
                 stats.num_drafts,
             ),
-            ("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed.", stats.num_draft_tokens),
+            ("vllm:spec_decode_num_draft_tokens_total", "Draft tokens proposed.", stats.num_draft_tokens),
             (
                 "vllm:spec_decode_num_accepted_tokens_total",
-                "Guessed tokens that were right.",
+                "Draft tokens accepted.",
                 stats.num_accepted_tokens,
             ),
         ] {
             page.one(name, "counter", help, &self.labels, value as f64);
         }
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        page.head(
-            name,
-            "counter",
-            "Guessed tokens that were right, by their place among the guesses of a step.",
-        );
+        page.head(name, "counter", "Draft tokens accepted, by their position in the draft.");
         for (position, count) in stats.num_accepted_per_position.iter().enumerate() {
             page.sample(name, &format!("{},position=\"{position}\"", self.labels), *count as f64);
         }
@@ -259,7 +260,7 @@ impl Metrics {
         for (name, help, value) in counters {
             page.one(name, "counter", help, &self.labels, value.load(Ordering::Relaxed) as f64);
         }
-        page.head("vllm:request_success_total", "counter", "Requests that have ended, by how they ended.");
+        page.head("vllm:request_success_total", "counter", "Finished requests, by finish reason.");
         for ((_, reason), count) in FINISH_REASONS.iter().zip(&self.request_success) {
             let labels = format!("{},finished_reason=\"{reason}\"", self.labels);
             page.sample("vllm:request_success_total", &labels, count.load(Ordering::Relaxed) as f64);
@@ -268,7 +269,7 @@ impl Metrics {
 
     fn render_histograms(&self, page: &mut Page) {
         let histograms: [(&str, &str, &Histogram); 14] = [
-            ("vllm:iteration_tokens_total", "Tokens of a step.", &self.iteration_tokens),
+            ("vllm:iteration_tokens_total", "Tokens per step.", &self.iteration_tokens),
             (
                 "vllm:time_to_first_token_seconds",
                 "From arrival to the first token.",
@@ -277,7 +278,7 @@ impl Metrics {
             ("vllm:inter_token_latency_seconds", "From one token to the next.", &self.inter_token_latency),
             (
                 "vllm:request_time_per_output_token_seconds",
-                "Mean time of a token after the first, one a request.",
+                "Mean time per output token after the first, one value per request.",
                 &self.time_per_output_token,
             ),
             ("vllm:e2e_request_latency_seconds", "From arrival to the end.", &self.e2e_latency),
@@ -293,15 +294,15 @@ impl Metrics {
                 &self.prefill_time,
             ),
             ("vllm:request_decode_time_seconds", "From the first token to the last.", &self.decode_time),
-            ("vllm:request_prompt_tokens", "Prompt tokens of a request.", &self.request_prompt_tokens),
+            ("vllm:request_prompt_tokens", "Prompt tokens per request.", &self.request_prompt_tokens),
             (
                 "vllm:request_generation_tokens",
-                "Generated tokens of a request.",
+                "Generated tokens per request.",
                 &self.request_generation_tokens,
             ),
             (
                 "vllm:request_max_num_generation_tokens",
-                "Tokens of a request's longest continuation.",
+                "Tokens of each request's longest continuation.",
                 &self.request_max_generation_tokens,
             ),
             ("vllm:request_params_n", "n of a request.", &self.request_params_n),
@@ -332,20 +333,20 @@ impl Metrics {
             "",
             server.num_in_flight as f64,
         );
-        page.one("baton:uptime_seconds", "gauge", "Since the server started.", "", server.uptime_s);
+        page.one("baton:uptime_seconds", "gauge", "Seconds since the server started.", "", server.uptime_s);
         page.one(
             "baton:log_lines_lost_total",
             "counter",
-            "Lines of the log that nobody took.",
+            "Log lines dropped because stderr was not read.",
             "",
             server.num_lost_log_lines as f64,
         );
         if let Some((loaded, loads, unloads)) = server.models {
-            let help = "Models that are loaded, with the one that always is.";
+            let help = "Models in memory, the one that always stays included.";
             page.one("baton:models_loaded", "gauge", help, "", loaded as f64);
-            let help = "Models that were loaded because a request named them.";
+            let help = "Models loaded because a request named them.";
             page.one("baton:model_loads_total", "counter", help, "", loads as f64);
-            let help = "Models that were unloaded because nobody asked for them, or others were.";
+            let help = "Models unloaded because they were idle, or to load others.";
             page.one("baton:model_unloads_total", "counter", help, "", unloads as f64);
         }
         if let Some(bytes) = resident_bytes() {

@@ -10,6 +10,7 @@ fn kinds() -> Vec<Kind> {
         Kind { window: Some(5), ..Kind::plain() },
         Kind { softcap: Some(2.0), qk_norm: true, ..Kind::plain() },
         Kind { alibi: true, rope: None, ..Kind::plain() },
+        Kind { sinks: true, window: Some(5), ..Kind::plain() },
         Kind { rope: rope(&[1.0, 0.1], 1.3, RopeStyle::Half), window: Some(1), ..Kind::plain() },
         Kind { rope: rope(&[1.0, 0.1, 0.01], 0.9, RopeStyle::Interleaved), ..Kind::plain() },
         Kind { window: Some(9), softcap: Some(1.0), alibi: true, qk_norm: true, ..Kind::plain() },

@@ -30,6 +30,7 @@ struct Kind {
     window: Option<u32>,
     softcap: Option<f32>,
     alibi: bool,
+    sinks: bool,
     rope: Option<RopeSpec>,
     qk_norm: bool,
     dtype: KvDtype,
@@ -39,7 +40,15 @@ impl Kind {
     fn plain() -> Self {
         let inv_freq = vec![1.0, 0.3, 0.1, 0.02];
         let rope = Some(RopeSpec { inv_freq, scale: 1.0, style: RopeStyle::Half });
-        Self { window: None, softcap: None, alibi: false, rope, qk_norm: false, dtype: KvDtype::F32 }
+        Self {
+            window: None,
+            softcap: None,
+            alibi: false,
+            sinks: false,
+            rope,
+            qk_norm: false,
+            dtype: KvDtype::F32,
+        }
     }
 }
 
@@ -49,6 +58,7 @@ struct Numbers {
     qkv: Vec<f32>,       // [(HEADS + 2 · KV_HEADS) · HEAD_DIM, HIDDEN]
     head_norm: Vec<f32>, // [HEAD_DIM]
     slopes: Vec<f32>,    // [HEADS]
+    sinks: Vec<f32>,     // [HEADS]
     head_bias: Vec<f32>, // [(HEADS + 2 · KV_HEADS) · HEAD_DIM]
     output: Vec<f32>,    // [VOCAB, HEADS · HEAD_DIM]
 }
@@ -62,6 +72,7 @@ impl Numbers {
             qkv: random.normals(qkv_rows * HIDDEN),
             head_norm: random.normals(HEAD_DIM),
             slopes: vec![0.5, 0.25, 0.125, 0.0625],
+            sinks: vec![-4.0, 0.0, 1.5, 5.0],
             head_bias: random.normals(qkv_rows),
             output: random.normals(VOCAB * HEADS * HEAD_DIM),
         }
@@ -108,6 +119,7 @@ impl Bench {
         let bias = backend.load_vector(&numbers.head_bias).unwrap();
         let head_norm = backend.load_vector(&numbers.head_norm).unwrap();
         let slopes = backend.load_vector(&numbers.slopes).unwrap();
+        let sinks = backend.load_vector(&numbers.sinks).unwrap();
         let rope = kind.rope.as_ref().map(|rope| backend.create_rope(rope).unwrap());
         let mut buffer = |cols| backend.create_buffer(MAX_TOKENS, cols).unwrap();
         let (hidden, query, attended) = (buffer(HIDDEN), buffer(HEADS * HEAD_DIM), buffer(HEADS * HEAD_DIM));
@@ -136,6 +148,7 @@ impl Bench {
                 scale: SCALE,
                 softcap: kind.softcap,
                 alibi: kind.alibi.then_some(slopes),
+                sinks: kind.sinks.then_some(sinks),
                 query,
                 output: attended,
             }),

@@ -21,7 +21,7 @@ pub(super) fn attention(kind: &Kind, tokens: &[TokenId]) -> Vec<Vec<f32>> {
             let query = head(query_position, number);
             let kv_head = number / (HEADS / KV_HEADS);
             let first = kind.window.map_or(0, |window| (query_position + 1).saturating_sub(window as usize));
-            let mut total = 0.0;
+            let mut total = if kind.sinks { f64::from(numbers.sinks[number]).exp() } else { 0.0 };
             let mut sums = [0.0; HEAD_DIM];
             for position in first..=query_position {
                 let key = stored(kind.dtype, head(position, HEADS + kv_head));

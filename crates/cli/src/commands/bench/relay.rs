@@ -70,7 +70,7 @@ pub struct RelayArgs {
     /// sharegpt: a ShareGPT file instead of the lengths that are built in
     #[arg(long, value_name = "FILE")]
     pub dataset_path: Option<PathBuf>,
-    /// online: requests a second [default: shares of what can be had at most]
+    /// online: requests per second [default: shares of what can be had at most]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub request_rates: Vec<f64>,
     /// online: the first token within this time counts as in time [default: 5000; on a GPU 500]

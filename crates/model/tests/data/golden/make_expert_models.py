@@ -1,8 +1,62 @@
 """Writes the golden models with mixtures of experts: see `make_models.py`, whose way this is."""
 
-import torch
+import json
+import shutil
 
-from make_models import main, model, rope
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from make_models import HERE, VOCAB, main, model, rope
+
+
+def expert_parameters(net):
+    return [(name, values) for name, values in net.named_parameters() if name.endswith(("gate_up_proj", "down_proj"))]
+
+
+def draw_mxfp4(net):
+    """Experts that are exactly MXFP4: random codes and scales, made numbers by transformers."""
+    net.mxfp4 = {}
+    for name, values in expert_parameters(net):
+        experts, inputs, outputs = values.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        # Around 2^-4, for values as large as those of the others.
+        scales = torch.randint(121, 125, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        net.mxfp4[name] = (blocks, scales)
+        values.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert values.shape == (experts, inputs, outputs), values.shape
+
+
+def pack_mxfp4(net, folder):
+    """As the released checkpoints are."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, (blocks, scales) in net.mxfp4.items():
+        del tensors[name]
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return to_quantised(folder)
+
+
+def to_quantised(folder):
+    """To the other quantised models, which have one prompt: a CPU rounds activations beside such weights."""
+    path = folder / "golden.json"
+    golden = json.loads(path.read_text())
+    first, second = (len(prompt["token_ids"]) for prompt in golden["prompts"][:2])
+    prompt = {"token_ids": golden["prompts"][1]["token_ids"]}
+    path.write_text(json.dumps({"max_model_len": 64, "prompts": [prompt], "full_tolerance": 0.003}) + "\n")
+    path = folder / "logits.f32"
+    logits = np.frombuffer(path.read_bytes(), "<f4").reshape(-1, VOCAB)
+    path.write_bytes(logits[first : first + second].tobytes())
+    out = HERE.parent / "quantised" / folder.name
+    shutil.rmtree(out, ignore_errors=True)
+    return folder.rename(out)
 
 MODELS = {
     # Mixtures of experts. Routers are larger than other weights, so that no choice hangs on the last bits.
@@ -45,6 +99,20 @@ MODELS = {
         v_head_dim=16, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=24, num_hidden_layers=2,
         first_k_dense_replace=1, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, tie_word_embeddings=False,
         rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=24, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    # Sinks, windows in every second layer, experts with biases behind a bounded gate, yarn; the tensors of all experts in one.
+    "gpt-oss": model(
+        "GptOss", as_gguf=True, gguf_family="gpt-oss", num_local_experts=5, num_experts_per_tok=2, hidden_size=64, intermediate_size=32,
+        sliding_window=9, tie_word_embeddings=False, rope_parameters=rope(
+            "yarn", theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=24,
+        ),
+    ),
+    # The same with experts in MXFP4.
+    "gpt-oss-mxfp4": model(
+        "GptOss", finish=draw_mxfp4, pack=pack_mxfp4, num_local_experts=4, num_experts_per_tok=2, hidden_size=64, intermediate_size=64,
+        num_hidden_layers=2, sliding_window=9, tie_word_embeddings=False, rope_parameters=rope(
+            "yarn", theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=24,
+        ),
     ),
     "olmoe": model(
         "Olmoe", as_gguf=True, num_experts=6, num_experts_per_tok=2, intermediate_size=32, head_dim=None, norm_topk_prob=False,

@@ -60,7 +60,7 @@ def rope(kind="default", theta=10000.0, **more):
 
 
 def model(family, *, causal=None, dtype=torch.bfloat16, legacy=False, shards=None, as_gguf=False, pin=None, softcap=None, gguf_family=None,
-          splits_heads=False, **changes):
+          splits_heads=False, finish=None, pack=None, **changes):
     return locals()
 
 
@@ -143,6 +143,11 @@ def build(spec, seed):
             values.data = torch.randn_like(values) * 0.3 + (0.0 if gemma else 1.0)
         elif name.endswith(("mlp.gate.weight", "router.weight")):
             values.data = torch.randn_like(values) * ROUTER
+        elif name.endswith("sinks"):
+            values.data = torch.randn_like(values) * 1.5
+        elif name.endswith("gate_up_proj_bias"):
+            # So large that gates and what they let through are cut off now and then.
+            values.data = torch.randn_like(values) * 4.0
         elif name.endswith("bias"):
             values.data = torch.randn_like(values) * 0.3
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
@@ -150,6 +155,8 @@ def build(spec, seed):
         else:
             values.data = torch.randn_like(values) * 0.22
         values.data = values.data.to(spec["dtype"]).float()
+    if spec["finish"]:
+        spec["finish"](net)
     for name, values in net.named_buffers():
         if name.endswith("e_score_correction_bias"):
             values.data = (torch.rand_like(values) * 0.3).to(spec["dtype"]).float()
@@ -267,7 +274,7 @@ def interleave(rows, num_heads):
 
 
 GGUF_EXPERT_NAMES = {
-    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate": "ffn_gate_exps", "mlp.experts.up": "ffn_up_exps",
+    "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks", "mlp.experts.gate": "ffn_gate_exps", "mlp.experts.up": "ffn_up_exps",
     "mlp.experts.down": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
@@ -296,6 +303,12 @@ def gguf_tensors(net, splits_heads):
             yield name.replace("kv_b_proj", "k_b"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b"), values
             continue
+        if name.endswith("self_attn.sinks"):
+            yield f"{name}.weight", values
+            continue
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            yield from gpt_oss_experts(name, values)
+            continue
         stem = name.removesuffix(".gate_up_proj")
         if stem != name:
             gate, up = values.chunk(2, dim=1)
@@ -305,6 +318,19 @@ def gguf_tensors(net, splits_heads):
             yield name.removesuffix("_proj") + ".weight", values
         else:
             yield name, values
+
+
+def gpt_oss_experts(name, values):
+    """Gates and ups take turns in the last dimension, and matrices have inputs first."""
+    experts, part = name.rsplit(".", 1)
+    suffix = "bias" if part.endswith("_bias") else "weight"
+    if suffix == "weight":
+        values = values.transpose(1, 2)
+    if part.startswith("down"):
+        yield f"{experts}.down.{suffix}", values
+    else:
+        yield f"{experts}.gate.{suffix}", values[:, 0::2]
+        yield f"{experts}.up.{suffix}", values[:, 1::2]
 
 
 def add_deepseek_keys(writer, config, splits_heads):
@@ -348,7 +374,9 @@ def add_expert_keys(writer, config, family):
     count = getattr(config, "num_local_experts", None) or config.num_experts
     writer.add_expert_count(count)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if family not in ("llama", "olmoe", "granitemoe"):
+    if family == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif family not in ("llama", "olmoe", "granitemoe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -383,6 +411,12 @@ def write_gguf(net, spec, path):
         parameters = parameters["full_attention"]
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(parameters["factor"])
+    if family == "gpt-oss":
+        names = names | {"post_attention_layernorm": "post_attention_norm"}
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
     if family == "granitemoe":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -416,7 +450,7 @@ def write_gguf(net, spec, path):
             name = f"blk.{layer}.{names[stem]}.{suffix}"
         else:
             name = f"{names[stem]}.{suffix}"
-        if values.ndim >= 2 and "ffn_gate_inp" not in name:
+        if values.ndim >= 2 and "ffn_gate_inp" not in name and suffix == "weight":
             rounded = values.astype(store)
             assert np.abs(rounded.astype(np.float32) - values).max() < 1e-6, name
             values = rounded
@@ -496,6 +530,8 @@ def main(models=MODELS, seed=0):
             legacy_config(folder)
         (folder / "golden.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
         (folder / "logits.f32").write_bytes(logits.astype("<f4").tobytes())
+        if spec["pack"]:
+            folder = spec["pack"](net, folder)
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{name:20} {size / 1024:6.0f} KiB, logits up to {np.abs(logits).max():.2f}")
 
