@@ -100,6 +100,7 @@ fn test() -> Result<()> {
         environment.push(("BATON_REQUIRE_REDIS", "1"));
     }
     cargo(&["test", "--workspace", "--locked"], &environment)?;
+    other_kernel_paths(&binary, &environment)?;
     embed::examples(&data.model)?;
     walk(&binary, &data.model)?;
     browser::test(&binary, &data.model)?;
@@ -113,6 +114,24 @@ fn test() -> Result<()> {
 fn build_tests() -> Result<PathBuf> {
     cargo(&["test", "--workspace", "--locked", "--no-run"], &[])?;
     Ok(binary())
+}
+
+/// Tests of the command line that compute something, under each set of kernels of this machine but the one it takes unasked.
+fn other_kernel_paths(binary: &Path, environment: &[(&str, &str)]) -> Result<()> {
+    let ran = Command::new(binary).arg("--version").output().context("the binary does not start")?;
+    let version = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let paths = version.lines().find_map(|line| line.strip_prefix("kernel paths: "));
+    for path in paths.context("the version names no kernel paths")?.split(", ") {
+        if version.contains(&format!(" {path} kernels)")) {
+            continue;
+        }
+        println!("BATON_CPU_ISA={path}");
+        let environment = [environment, &[("BATON_CPU_ISA", path)]].concat();
+        // Of the whole workspace, as above: a package alone has other features, and would be built a second time.
+        let arguments = ["test", "--workspace", "--locked", "--test", "help", "--test", "complete"];
+        cargo(&arguments, &environment)?;
+    }
+    Ok(())
 }
 
 /// The binary of a debug build.

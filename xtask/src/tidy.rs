@@ -45,6 +45,7 @@ pub fn run(root: &Path) -> Result<()> {
     for file in rust_files(&root.join("crates"))?.into_iter().chain(rust_files(&root.join("xtask"))?) {
         check_file(root, &file, &mut complaints)?;
     }
+    check_request_path(root, &mut complaints)?;
     if let Err(error) = crate::results::check(root) {
         complaints.push(format!("{error:#}"));
     }
@@ -86,6 +87,38 @@ fn check_crates(root: &Path, complaints: &mut Vec<String>) -> Result<()> {
 }
 
 /// The lines of a manifest from a header to the next one.
+/// The way of a request through the code, as `docs/ARCHITECTURE.md` writes it down: at most a dozen hops, all of which are there.
+fn check_request_path(root: &Path, complaints: &mut Vec<String>) -> Result<()> {
+    let text = read(&root.join("docs/ARCHITECTURE.md"))?;
+    let hops = text.split_once("In code, from the route to the kernel").map_or("", |(_, rest)| rest);
+    let hops = hops.split_once("\n## ").map_or(hops, |(hops, _)| hops);
+    let hops: Vec<&str> =
+        hops.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit())).collect();
+    if !(5..=12).contains(&hops.len()) {
+        complaints.push(format!("docs/ARCHITECTURE.md: the way of a request has {} hops", hops.len()));
+    }
+    for hop in hops {
+        // Files and functions stand before the colon, in backticks.
+        let names: Vec<&str> = hop.split(": ").next().unwrap_or(hop).split('`').skip(1).step_by(2).collect();
+        let (files, functions): (Vec<&str>, Vec<&str>) =
+            names.into_iter().partition(|name| name.contains('/'));
+        let mut code = String::new();
+        for file in files {
+            match read(&root.join("crates").join(file)) {
+                Ok(text) => code.push_str(&text),
+                Err(_) => complaints.push(format!("docs/ARCHITECTURE.md: there is no crates/{file}")),
+            }
+        }
+        for function in functions.iter().filter_map(|name| name.rsplit("::").next()) {
+            if !code.contains(&format!("fn {function}(")) {
+                complaints
+                    .push(format!("docs/ARCHITECTURE.md: no function {function} in the files of {hop:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 fn section<'a>(manifest: &'a str, header: &str) -> &'a str {
     let Some(start) = manifest.find(header) else { return "" };
     let body = &manifest[start + header.len()..];

@@ -3,13 +3,45 @@
 //! Whoever reads stderr may stop reading, close it, or fill its disk. None of that may reach a request: a line that
 //! finds the queue full is dropped and counted, and a write that fails is a line less. Nothing here panics.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use tracing_subscriber::fmt::MakeWriter;
+
+use crate::serve_args::{LogFormat, LogLevel};
+
+/// Starts the log of a process that serves, on stderr. Lines go to a queue, so that a reader that stops reading stops no request.
+/// Gives the count of lost lines.
+pub fn start_for_process(
+    format: LogFormat,
+    level: LogLevel,
+    max_queued_lines: usize,
+) -> anyhow::Result<Arc<AtomicU64>> {
+    let lost: fn(u64) -> String = match format {
+        LogFormat::Human => |count| format!(" WARN {count} lines of the log were lost: nobody took them\n"),
+        LogFormat::Json => |count| {
+            format!("{{\"level\":\"WARN\",\"message\":\"lines of the log were lost\",\"count\":{count}}}\n")
+        },
+    };
+    let log =
+        Log::start(io::stderr(), max_queued_lines, lost).context("the log's thread could not be started")?;
+    log.install();
+    let num_lost = log.num_lost();
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(level.0)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .with_writer(log);
+    match format {
+        LogFormat::Human => builder.init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(num_lost)
+}
 
 /// How long the end of the process waits for the last lines to leave.
 const LAST_LINES: Duration = Duration::from_secs(1);

@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use anyhow::Result;
+use baton_cpu::Isa;
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
@@ -82,7 +83,13 @@ fn run(command_line: Command) -> Result<()> {
 fn command() -> clap::Command {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-        format!("{} ({profile}, {} kernels)", env!("CARGO_PKG_VERSION"), baton_cpu::Isa::best())
+        format!("{} ({profile}, {} kernels)", env!("CARGO_PKG_VERSION"), Isa::best())
     });
-    compat::add_to(Cli::command().version(VERSION.as_str()))
+    // What `BATON_CPU_ISA` may be set to on this machine.
+    static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+        let paths = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+        let paths: Vec<String> = paths.map(|isa| isa.to_string()).collect();
+        format!("{}\nkernel paths: {}", *VERSION, paths.join(", "))
+    });
+    compat::add_to(Cli::command().version(VERSION.as_str()).long_version(LONG_VERSION.as_str()))
 }

@@ -72,6 +72,9 @@ fn version_says_what_this_build_is() {
     assert!(version.contains("debug") || version.contains("release"), "{version}");
     // The name comes from the code: a processor may have paths that this test has never heard of.
     assert!(version.contains(&format!("{} kernels", Isa::best())), "{version}");
+    let paths = version.lines().find_map(|line| line.strip_prefix("kernel paths: ")).expect("a line of them");
+    let paths: Vec<Isa> = paths.split(", ").map(|name| name.parse().expect("a path")).collect();
+    assert!(paths.iter().all(|isa| isa.is_available()) && paths.contains(&Isa::best()), "{version}");
 }
 
 #[test]

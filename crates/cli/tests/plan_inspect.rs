@@ -66,6 +66,20 @@ fn the_plan_adds_up() {
     );
 }
 
+/// Five layers of six see the last 1,024 tokens only, and keep no more.
+#[test]
+fn layers_with_windows_keep_a_quarter_of_a_long_context_at_most() {
+    let model = data("gemma-3-12b");
+    let plan =
+        Baton::new().json(&["plan", &model, "--device=h200", "--kv-cache-dtype=bf16", "--context=32768"]);
+    let sequence =
+        plan["sequences"].as_array().and_then(|all| all.iter().find(|one| one["context"] == 32_768));
+    let kv_bytes = sequence.expect("that context")["kv_bytes"].as_u64().expect("a number");
+    // layers × 2 × KV heads × head size × bytes
+    let whole = 32_768 * 48 * 2 * 8 * 256 * 2;
+    assert!(kv_bytes > whole / 8 && kv_bytes <= whole / 4, "{kv_bytes} of {whole}");
+}
+
 #[test]
 fn a_draft_model_is_counted() {
     let baton = Baton::new();

@@ -127,9 +127,6 @@ impl KvCache {
         if cache.events.is_on() {
             cache.device.report_evictions();
         }
-        if cache.has_host_cache() {
-            cache.device.queue_released();
-        }
         Ok(cache)
     }
 

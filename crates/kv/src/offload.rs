@@ -1,9 +1,11 @@
 //! Copies to the host tier ahead of need, beside the steps.
 //!
-//! A block that is taken for something else loses what it holds. So while few device blocks are left that hold nothing, cached
-//! rows are copied to the host tier in the order in which they will be evicted; and while few are left that nobody holds, rows
-//! of running sequences are, because these are overwritten soon after their sequence ends, or have to be swapped out before.
-//! Both happen a few steps before the copy is needed, so that no step has to wait for it.
+//! A block that is taken for something else loses what it holds. So what is among the next few blocks to be taken is copied to
+//! the host tier; and while few are left that nobody holds, rows of running sequences are, because these are overwritten soon
+//! after their sequence ends, or have to be swapped out before. Both happen a few steps before the copy is needed, so that no
+//! step has to wait for it, and no earlier: what the device keeps takes no place in the host tier. For the same reason what
+//! was fetched from there is the first that the host tier gives up: it is copied again, if need be, before the device gives
+//! it up. So the two tiers together hold nearly as much as their sizes say.
 
 use baton_core::BlockId;
 
@@ -13,22 +15,18 @@ use crate::{BlockMove, KvCache, StorePolicy};
 
 impl KvCache {
     /// Copies rows to the host tier, at most `max_blocks` blocks: device → host, to be made before any device block that is
-    /// free now is written. They can be found once [`KvCache::confirm_saved`] was called for them. Nothing is copied while more
-    /// than `spare_blocks` device blocks are empty, but for rows that are stored as soon as they are full.
+    /// free now is written. They can be found once [`KvCache::confirm_saved`] was called for them. Nothing but the content of the
+    /// next `spare_blocks` device blocks to be taken is copied, but for rows that are stored as soon as they are full.
     pub fn offload(&mut self, max_blocks: usize, spare_blocks: usize) -> Vec<BlockMove> {
         let mut moves = Vec::new();
         if !self.has_host_cache() {
             return moves;
         }
-        let num_free = self.device.num_free();
-        let num_empty = num_free - self.device.num_cached_free;
         if self.writes_through() {
             self.save_committed(max_blocks, &mut moves);
         }
-        if num_empty <= spare_blocks {
-            self.save_released(max_blocks, &mut moves);
-        }
-        if num_free <= spare_blocks {
+        self.save_released(max_blocks, spare_blocks, &mut moves);
+        if self.device.num_free() <= spare_blocks {
             self.save_committed(max_blocks, &mut moves);
         }
         self.num_offloaded_blocks += moves.len() as u64;
@@ -41,15 +39,18 @@ impl KvCache {
     }
 
     /// Rows that nobody holds, the next to be evicted first.
-    fn save_released(&mut self, max_blocks: usize, moves: &mut Vec<BlockMove>) {
-        while moves.len() < max_blocks {
-            let Some((bundle, key)) = self.device.next_released() else { return };
+    fn save_released(&mut self, max_blocks: usize, spare_blocks: usize, moves: &mut Vec<BlockMove>) {
+        for (bundle, key) in self.device.next_evicted(spare_blocks) {
+            if moves.len() >= max_blocks {
+                return;
+            }
             match self.host.find(key) {
                 // The host tier gives up what was used least recently on either.
                 Some(saved) => self.host.touch(saved),
                 None if !self.copy_to_host(bundle, key, moves) => return,
                 None => {}
             }
+            self.device.set_offered(bundle);
         }
     }
 

@@ -7,8 +7,6 @@
 //! named by its first block. The blocks of a bundle stand side by side in the free list, so that an eviction breaks up one
 //! bundle after another; what is left of a broken one is free and empty.
 
-use std::collections::VecDeque;
-
 use baton_core::BlockId;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +15,10 @@ use crate::free_list::{FreeList, NUM_QUEUES};
 use crate::hash::{BlockHash, HashIndex};
 
 const NONE: u32 = u32::MAX;
+
+/// Queues of the free list: what holds nothing is in the first, copies of what another tier has in the second, then all else.
+const COPIES_QUEUE: usize = 1;
+const CACHED_QUEUE: usize = 2;
 
 /// The name of a row's content in every tier: its group and the hash of its tokens and all before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,15 +37,15 @@ pub(crate) struct Block {
     pub(crate) key: Option<Key>,
     /// Prefix-cache hits since it got its hash (LFU).
     num_hits: u32,
-    /// It waits in `released`.
-    is_queued: bool,
+    /// The next tier was offered it since it was last held.
+    is_offered: bool,
     /// The first block of the bundle, and the next one.
     first: u32,
     next: u32,
 }
 
 const EMPTY: Block =
-    Block { ref_count: 0, key: None, num_hits: 0, is_queued: false, first: NONE, next: NONE };
+    Block { ref_count: 0, key: None, num_hits: 0, is_offered: false, first: NONE, next: NONE };
 
 pub(crate) struct Pool {
     pub(crate) blocks: Vec<Block>,
@@ -55,8 +57,8 @@ pub(crate) struct Pool {
     pub(crate) num_cached_free: usize,
     /// What was given up for new content since the list was emptied, where somebody asked to be told.
     pub(crate) evicted: Option<Vec<Key>>,
-    /// Findable bundles in the order in which their last holder left, where the next tier wants them.
-    released: Option<VecDeque<BlockId>>,
+    /// Of these, blocks that the next tier was offered.
+    num_offered: usize,
 }
 
 impl Pool {
@@ -69,18 +71,13 @@ impl Pool {
             num_evictions: 0,
             num_cached_free: 0,
             evicted: None,
-            released: None,
+            num_offered: 0,
         }
     }
 
     /// From now on, what is given up is listed in `evicted`.
     pub(crate) fn report_evictions(&mut self) {
         self.evicted = Some(Vec::new());
-    }
-
-    /// From now on, what nobody holds any more waits to be saved: see [`Pool::next_released`].
-    pub(crate) fn queue_released(&mut self) {
-        self.released = Some(VecDeque::new());
     }
 
     pub(crate) fn num_free(&self) -> usize {
@@ -123,8 +120,7 @@ impl Pool {
             } else {
                 self.blocks[last as usize].next = block.0;
             }
-            self.blocks[block.index()] =
-                Block { first, is_queued: self.blocks[block.index()].is_queued, ..EMPTY };
+            self.blocks[block.index()] = Block { first, ..EMPTY };
             last = block.0;
         }
         self.blocks[first as usize].ref_count = 1;
@@ -140,7 +136,9 @@ impl Pool {
         if let Some(key) = self.blocks[first as usize].key.take() {
             self.indices[key.group].remove(&key.hash);
             self.num_evictions += 1;
-            self.num_cached_free -= self.lanes(BlockId(first)).count();
+            let lanes = self.lanes(BlockId(first)).count();
+            self.num_cached_free -= lanes;
+            self.num_offered -= if self.blocks[first as usize].is_offered { lanes } else { 0 };
             if let Some(evicted) = &mut self.evicted {
                 evicted.push(key);
             }
@@ -149,17 +147,19 @@ impl Pool {
         while next != NONE {
             let entry = &mut self.blocks[next as usize];
             next = entry.next;
-            *entry = Block { is_queued: entry.is_queued, ..EMPTY };
+            *entry = EMPTY;
         }
     }
 
     /// One more holder; cached content comes back from the free list.
     pub(crate) fn share(&mut self, bundle: BlockId) {
         if self.blocks[bundle.index()].ref_count == 0 {
+            let was_offered = std::mem::take(&mut self.blocks[bundle.index()].is_offered);
             let mut next = bundle.0;
             while next != NONE {
                 self.free.remove(BlockId(next));
                 self.num_cached_free -= 1;
+                self.num_offered -= usize::from(was_offered);
                 next = self.blocks[next as usize].next;
             }
         }
@@ -182,47 +182,64 @@ impl Pool {
 
     /// One holder less; without holders the blocks are free, and cached if they have a hash.
     pub(crate) fn release(&mut self, bundle: BlockId) {
+        let entry = &self.blocks[bundle.index()];
+        let queue = match self.eviction {
+            EvictionPolicy::Lru => CACHED_QUEUE,
+            EvictionPolicy::Lfu => (CACHED_QUEUE + entry.num_hits as usize).min(NUM_QUEUES - 1),
+        };
+        self.release_to(bundle, queue);
+    }
+
+    /// The same for content that another tier has as well, and that comes back from there: it goes before all else.
+    pub(crate) fn release_copy(&mut self, bundle: BlockId) {
+        match self.eviction {
+            EvictionPolicy::Lru => self.release_to(bundle, COPIES_QUEUE),
+            // What is used often is not to lose its count.
+            EvictionPolicy::Lfu => self.release(bundle),
+        }
+    }
+
+    fn release_to(&mut self, bundle: BlockId, queue: usize) {
         let entry = &mut self.blocks[bundle.index()];
         entry.ref_count = entry.ref_count.checked_sub(1).expect("a block is released only by its holders");
         if entry.ref_count > 0 {
             return;
         }
-        let queue = match (entry.key, self.eviction) {
-            (None, _) => None,
-            (Some(_), EvictionPolicy::Lru) => Some(0),
-            (Some(_), EvictionPolicy::Lfu) => Some((entry.num_hits as usize).min(NUM_QUEUES - 1)),
-        };
-        if let (Some(released), Some(_), false) = (&mut self.released, queue, entry.is_queued) {
-            entry.is_queued = true;
-            released.push_back(bundle);
-        }
+        let is_cached = entry.key.is_some();
         let mut next = bundle.0;
         while next != NONE {
             let block = BlockId(next);
             next = self.blocks[block.index()].next;
-            if let Some(queue) = queue {
+            if is_cached {
                 self.free.push_back(block, queue);
                 self.num_cached_free += 1;
             } else {
-                self.blocks[block.index()] =
-                    Block { is_queued: self.blocks[block.index()].is_queued, ..EMPTY };
+                self.blocks[block.index()] = EMPTY;
                 self.free.push_front(block);
             }
         }
     }
 
-    /// The findable bundle that has been without a holder for the longest time, of those not asked for yet.
-    pub(crate) fn next_released(&mut self) -> Option<(BlockId, Key)> {
-        let released = self.released.as_mut()?;
-        while let Some(bundle) = released.pop_front() {
-            let entry = &mut self.blocks[bundle.index()];
-            entry.is_queued = false;
-            // Taken for something else, or held again: then it comes back when it is released.
-            if let (Some(key), 0) = (entry.key, entry.ref_count) {
-                return Some((bundle, key));
-            }
+    /// The findable bundles among the next `num_blocks` blocks to be taken that the next tier has not been offered, in this order.
+    pub(crate) fn next_evicted(&self, num_blocks: usize) -> Vec<(BlockId, Key)> {
+        let num_empty = self.free.len() - self.num_cached_free;
+        // Without anything new at the front, the front was offered.
+        if num_empty + self.num_offered >= num_blocks.min(self.free.len()) {
+            return Vec::new();
         }
-        None
+        let unoffered = |block: BlockId| {
+            let entry = &self.blocks[block.index()];
+            entry.key.filter(|_| !entry.is_offered).map(|key| (block, key))
+        };
+        self.free.iter().take(num_blocks).filter_map(unoffered).collect()
+    }
+
+    /// The next tier has had a look at a free bundle, and need not be offered it again until it was held.
+    pub(crate) fn set_offered(&mut self, bundle: BlockId) {
+        debug_assert!(self.blocks[bundle.index()].key.is_some() && self.ref_count(bundle) == 0);
+        if !std::mem::replace(&mut self.blocks[bundle.index()].is_offered, true) {
+            self.num_offered += self.lanes(bundle).count();
+        }
     }
 
     pub(crate) fn find(&self, key: Key) -> Option<BlockId> {
@@ -248,8 +265,10 @@ impl Pool {
         for block in &mut self.blocks {
             block.key = None;
             block.num_hits = 0;
+            block.is_offered = false;
         }
         self.num_cached_free = 0;
+        self.num_offered = 0;
     }
 
     /// Panics with what is wrong where the books do not balance. `held` counts the tables that hold each bundle.
@@ -262,7 +281,7 @@ impl Pool {
         let num_free = is_free.iter().filter(|free| **free).count();
         assert_eq!(num_free, self.free.len(), "the {tier} free list does not count its blocks right");
         let mut num_keys = 0;
-        let mut num_cached_free = 0;
+        let (mut num_cached_free, mut num_offered) = (0, 0);
         for (index, block) in self.blocks.iter().enumerate() {
             assert_eq!(block.ref_count, held[index], "{tier} block {index}: ref count and tables differ");
             assert_eq!(
@@ -281,6 +300,7 @@ impl Pool {
                 if let Some(key) = block.key {
                     num_keys += 1;
                     num_cached_free += if is_held { 0 } else { lanes.len() };
+                    num_offered += if block.is_offered { lanes.len() } else { 0 };
                     let found = self.find(key);
                     assert_eq!(
                         found,
@@ -298,5 +318,6 @@ impl Pool {
             "{tier} blocks with a hash and entries of the index differ"
         );
         assert_eq!(num_cached_free, self.num_cached_free, "{tier} blocks that are free and cached");
+        assert_eq!(num_offered, self.num_offered, "{tier} blocks that the next tier was offered");
     }
 }

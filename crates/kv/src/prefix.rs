@@ -187,7 +187,7 @@ impl KvCache {
     pub fn end_fetch(&mut self, seq_id: SeqId) {
         // The last row first: of a cached prefix the end is evicted first.
         for bundle in std::mem::take(&mut table_mut(&mut self.tables, seq_id).fetching).into_iter().rev() {
-            self.host.release(bundle);
+            self.host.release_copy(bundle);
         }
     }
 

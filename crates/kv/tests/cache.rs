@@ -257,9 +257,11 @@ fn what_left_the_device_is_found_in_the_host_tier() {
     let prompt = tokens(0, 4);
     compute(&mut kv, 1, &prompt);
     kv.remove_sequence(SeqId(1));
-    assert!(kv.offload(100, 3).is_empty(), "four empty blocks are left");
-    let saved = kv.offload(100, 4);
-    assert_eq!(saved.len(), 12);
+    assert!(kv.offload(100, 4).is_empty(), "four empty blocks are left");
+    let first = kv.offload(100, 6);
+    let rest = kv.offload(100, 16);
+    assert_eq!((first.len(), rest.len()), (2, 10), "what is evicted next, and nothing twice");
+    let saved = [first, rest].concat();
     kv.check_invariants();
     kv.add_sequence(SeqId(2), None, 0);
     compute(&mut kv, 3, &tokens(100, 5));

@@ -96,6 +96,7 @@ impl Scheduler {
             return false;
         }
         step.fetch_tokens_left = step.fetch_tokens_left.saturating_sub(fetch_tokens);
+        step.fetched_tokens += fetch_tokens;
         let attached = self.kv.attach_prefix(seq_id, cached.num_rows);
         let num_cached_tokens = attached.num_tokens;
         let is_first_time = group.num_cached_tokens.is_none();

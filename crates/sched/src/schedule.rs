@@ -22,6 +22,8 @@ pub(crate) struct Step {
     entries_left: usize,
     /// Tokens whose KV may still be fetched from the host tier.
     pub(crate) fetch_tokens_left: usize,
+    /// Tokens whose KV is fetched, which may be more than there were left: a step may have one fetch of any length.
+    pub(crate) fetched_tokens: usize,
     /// Decodes of running requests that have not had their turn in this step.
     decodes_to_come: usize,
     /// Requests swapped in or out.
@@ -62,6 +64,7 @@ impl Scheduler {
             rows_left: self.config.max_num_logit_rows,
             entries_left: self.config.max_num_sample_entries,
             fetch_tokens_left: self.config.max_num_batched_tokens,
+            fetched_tokens: 0,
             decodes_to_come: 0,
             moved: Vec::new(),
             is_short_of_blocks: false,
@@ -88,7 +91,7 @@ impl Scheduler {
             self.plan_all(&mut step);
         }
         self.last_step_cost = step.cost;
-        self.last_fetch_tokens = self.config.max_num_batched_tokens - step.fetch_tokens_left;
+        self.last_fetch_tokens = step.fetched_tokens;
         self.last_least_cost = step.shares.as_ref().and_then(|shares| shares.least_cost);
         step.plan.waits_for_fetches =
             step.plan.is_empty() && self.in_flight.is_empty() && !self.fetches.is_empty();
@@ -121,15 +124,17 @@ impl Scheduler {
         // How long the step before took, in tokens; this one is not planned yet.
         let num_tokens = self.last_step_cost.tokens(self.step_overhead) * copied_in_half_a_step.min(2.0);
         let num_tokens = (num_tokens as usize).saturating_add(self.last_fetch_tokens);
-        kv.rows_for(num_tokens).clamp(4, 2 * most.max(2)) * lanes
+        let fetched = kv.rows_for(self.last_fetch_tokens);
+        kv.rows_for(num_tokens).clamp(4, 2 * most.max(2) + fetched) * lanes
     }
 
-    /// As long as so many blocks are free, what is cached or computed is not going to be evicted soon.
+    /// So many blocks may be taken before what they hold is copied: by a few steps, or by fetches, of which a step may have one of
+    /// any length. What is copied ahead is there twice, so at most half of the host tier is.
     fn num_spare_blocks(&self) -> usize {
-        let kv = self.kv.config();
-        let per_step =
-            kv.peak_blocks_of(self.config.max_num_batched_tokens, self.config.max_num_batched_tokens);
-        (4 * per_step).min(kv.num_device_blocks / 4)
+        let (kv, max_tokens) = (self.kv.config(), self.config.max_num_batched_tokens);
+        let per_step = kv.peak_blocks_of(max_tokens, max_tokens);
+        let longest = kv.peak_blocks_of(self.config.max_model_len, max_tokens);
+        (4 * per_step.max(longest)).min(kv.num_device_blocks / 4).min(kv.num_host_blocks / 2)
     }
 
     fn plan_all(&mut self, step: &mut Step) {

@@ -161,3 +161,23 @@ fn a_host_tier_that_is_too_small_keeps_the_latest() {
     run.turn(&load, 0..6);
     assert!(run.turn(&load, 44..64) >= 0.95);
 }
+
+/// What the device keeps is not in the host tier as well: neither alone would hold all of these.
+#[test]
+fn the_tiers_together_hold_nearly_as_much_as_their_sizes_say() {
+    let loads = [
+        Load { host: 60, ..LOAD },
+        Load { device: 40, host: 32, ..LOAD },
+        Load { device: 56, host: 16, ..LOAD },
+        Load { device: 40, host: 32, tokens_per_step: 512, ..LOAD },
+    ];
+    for load in loads {
+        let mut run = Run::new(&load);
+        run.turn(&load, 0..load.conversations);
+        for turn in 2..=3 {
+            let found = run.turn(&load, 0..load.conversations);
+            println!("{} + {}, turn {turn}: {found:.3} found", load.device, load.host);
+            assert!(found >= 0.95);
+        }
+    }
+}

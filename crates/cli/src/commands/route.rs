@@ -1,23 +1,22 @@
 //! `baton route`: one address in front of many servers. The router itself is `baton-router`; here it gets its flags, its log
 //! and its signals.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use baton_router::{Role, RouteError, Router, RouterConfig, WorkerSpec};
 
 use crate::errors::{CONTAINED_HTTP_THREAD, WithHint};
-use crate::log::{self, Log};
+use crate::log;
 use crate::route_args::RouteArgs;
-use crate::serve_args::LogFormat;
 
 use super::serve::stop_signal;
 
 const QUEUED_LOG_LINES: usize = 8192;
 
 pub fn run(args: &RouteArgs, out: &mut dyn Write) -> Result<()> {
-    install_log(args)?;
+    log::start_for_process(args.log.log_format, args.log.log_level, QUEUED_LOG_LINES)?;
     let config = config(args)?;
     let policy = config.policy;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -82,21 +81,4 @@ fn config(args: &RouteArgs) -> Result<RouterConfig> {
         max_requests_per_worker: args.listen.max_requests_per_worker,
         shutdown_timeout: seconds(args.listen.shutdown_timeout),
     })
-}
-
-fn install_log(args: &RouteArgs) -> Result<()> {
-    let lost: fn(u64) -> String = |count| format!(" WARN {count} lines of the log were lost\n");
-    let log = Log::start(std::io::stderr(), QUEUED_LOG_LINES, lost)
-        .context("the log's thread could not be started")?;
-    log.install();
-    let builder = tracing_subscriber::fmt()
-        .with_max_level(args.log.log_level.0)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .with_writer(log);
-    match args.log.log_format {
-        LogFormat::Human => builder.init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
-    Ok(())
 }

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -26,9 +25,9 @@ use crate::commands::grpc;
 use crate::engine_args::EngineArgs;
 use crate::errors::{CONTAINED_HTTP_THREAD, WithHint, hinted};
 use crate::graph_args::GraphServeArgs;
-use crate::log::{self, Log};
+use crate::log;
 use crate::model_dir;
-use crate::serve_args::{LogFormat, ServeArgs};
+use crate::serve_args::ServeArgs;
 use crate::session::{AnySession, EncoderSession, Session};
 
 /// News of the prefix cache between two steps; more become one that clears the reader's view.
@@ -42,7 +41,11 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<()> {
         File::create(path).with_context(|| format!("--profile: cannot write {}", path.display()))
     });
     let profile = profile.transpose()?;
-    config.num_lost_log_lines = Some(install_log(args)?);
+    config.num_lost_log_lines = Some(log::start_for_process(
+        args.log.log_format,
+        args.log.log_level,
+        args.log.max_queued_log_lines as usize,
+    )?);
     // So is that the port is taken, or a certificate wrong.
     let reserved = match Reserved::new(&config) {
         Err(error @ ServeError::Bind { .. }) => {
@@ -337,29 +340,4 @@ fn announce(
     }
     out.flush()?;
     Ok(())
-}
-
-/// Lines go to a queue, so that a reader of stderr that stops reading stops no request. Gives the count of lost lines.
-fn install_log(args: &ServeArgs) -> Result<Arc<AtomicU64>> {
-    use std::io::IsTerminal;
-    let lost: fn(u64) -> String = match args.log.log_format {
-        LogFormat::Human => |count| format!(" WARN {count} lines of the log were lost: nobody took them\n"),
-        LogFormat::Json => |count| {
-            format!("{{\"level\":\"WARN\",\"message\":\"lines of the log were lost\",\"count\":{count}}}\n")
-        },
-    };
-    let log = Log::start(std::io::stderr(), args.log.max_queued_log_lines as usize, lost)
-        .context("the log's thread could not be started")?;
-    log.install();
-    let num_lost = log.num_lost();
-    let builder = tracing_subscriber::fmt()
-        .with_max_level(args.log.log_level.0)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .with_writer(log);
-    match args.log.log_format {
-        LogFormat::Human => builder.init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
-    Ok(num_lost)
 }

@@ -109,6 +109,11 @@ impl Engine {
         };
         let steps = profile(&mut *backend, program, draft_program, &kv_spec)?;
         let device = backend.device();
+        // A device with memory of its own leaves the host's alone: whether that is there is seen when it is taken.
+        let swap_space = match device.kv_cap_bytes {
+            None if device.wants_large_steps => config.swap_space,
+            _ => config.swap_space.min(device.free_bytes / 2),
+        };
         let memory = MemoryPlan::new(
             &MemoryRequest {
                 device: device.description.clone(),
@@ -119,7 +124,7 @@ impl Engine {
                 graph_bytes: steps.graph_bytes,
                 kv_cap_bytes: device.kv_cap_bytes,
                 kv_cache_memory: config.kv_cache_memory,
-                swap_space: config.swap_space.min(device.free_bytes / 2),
+                swap_space,
                 max_model_len,
                 may_shrink: config.max_model_len.is_none(),
                 max_num_seqs: config.max_num_seqs,
