@@ -7,7 +7,7 @@ use baton_engine::{EngineConfig, EngineHandle, EngineStats};
 use baton_hub::Quiet;
 
 use crate::open::{OpenOptions, Opened, open};
-use crate::stream::{Job, Stream};
+use crate::stream::{RunningRequest, Stream};
 use crate::{Error, Message, Params, SamplingDefaults, TextModel};
 
 /// A language model that answers. Cheap to clone and to share between threads: requests of all of them are batched. The
@@ -186,7 +186,7 @@ impl Llm {
         let num_prompt_tokens = request.prompt_token_ids.len();
         let receiver = self.inner.engine.submit(request)?;
         let engine = self.inner.engine.clone();
-        Ok(Stream::new(Job { engine, receiver, num_prompt_tokens }, streams))
+        Ok(Stream::new(RunningRequest { engine, receiver, num_prompt_tokens }, streams))
     }
 }
 

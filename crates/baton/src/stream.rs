@@ -10,7 +10,7 @@ use baton_text::OutputStream;
 use crate::{Answer, Error};
 
 /// A request that the engine has.
-pub(crate) struct Job {
+pub(crate) struct RunningRequest {
     pub engine: EngineHandle,
     pub receiver: OutputReceiver,
     pub num_prompt_tokens: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Job {
 ///
 /// Ordinary code iterates over it. Async code uses it as a [`futures_core::Stream`], on any executor.
 pub struct Stream {
-    job: Job,
+    request: RunningRequest,
     choices: Vec<Choice>,
     num_cached_tokens: usize,
     failed: bool,
@@ -38,14 +38,19 @@ struct Choice {
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("request", &self.job.receiver.request_id()).finish_non_exhaustive()
+        f.debug_struct("Stream").field("request", &self.request.receiver.request_id()).finish_non_exhaustive()
     }
 }
 
 impl Stream {
-    pub(crate) fn new(job: Job, streams: Vec<Option<OutputStream>>) -> Self {
+    pub(crate) fn new(request: RunningRequest, streams: Vec<Option<OutputStream>>) -> Self {
         let choice = |stream| Choice { stream, text: String::new(), shown: 0, num_tokens: 0, finished: None };
-        Self { job, choices: streams.into_iter().map(choice).collect(), num_cached_tokens: 0, failed: false }
+        Self {
+            request,
+            choices: streams.into_iter().map(choice).collect(),
+            num_cached_tokens: 0,
+            failed: false,
+        }
     }
 
     /// Why the answer ended; `None` while it goes on.
@@ -56,12 +61,12 @@ impl Stream {
     /// Waits for the end, and gives all continuations whole.
     pub(crate) fn collect_all(mut self) -> Result<Vec<Answer>, Error> {
         while self.choices.iter().any(|choice| choice.finished.is_none()) {
-            match self.job.receiver.recv() {
+            match self.request.receiver.recv() {
                 Some(output) => self.absorb(output?)?,
                 None => break,
             }
         }
-        let (prompt_tokens, cached_tokens) = (self.job.num_prompt_tokens, self.num_cached_tokens);
+        let (prompt_tokens, cached_tokens) = (self.request.num_prompt_tokens, self.num_cached_tokens);
         let answer = |choice: Choice| Answer {
             text: choice.text,
             finish_reason: choice.finished.unwrap_or(FinishReason::Abort),
@@ -100,7 +105,7 @@ impl Stream {
             if delta.stopped.is_some() {
                 choice.finished = Some(FinishReason::Stop);
                 // The engine does not know stop strings.
-                self.job.engine.abort_sequence(self.job.receiver.request_id(), sequence.index)?;
+                self.request.engine.abort_sequence(self.request.receiver.request_id(), sequence.index)?;
             }
         }
         Ok(())
@@ -124,7 +129,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.choices.iter().any(|choice| choice.finished.is_none()) {
             // An engine that has ended has nothing to abort.
-            let _ = self.job.engine.abort(self.job.receiver.request_id());
+            let _ = self.request.engine.abort(self.request.receiver.request_id());
         }
     }
 }
@@ -140,7 +145,7 @@ impl Iterator for Stream {
             if self.failed || self.choices[0].finished.is_some() {
                 return None;
             }
-            match self.job.receiver.recv()? {
+            match self.request.receiver.recv()? {
                 Ok(output) => {
                     if let Err(error) = self.absorb(output) {
                         return Some(self.fail(error));
@@ -163,7 +168,7 @@ impl futures_core::Stream for Stream {
             if self.failed || self.choices[0].finished.is_some() {
                 return Poll::Ready(None);
             }
-            match self.job.receiver.poll_recv(cx) {
+            match self.request.receiver.poll_recv(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Ready(Some(Ok(output))) => {

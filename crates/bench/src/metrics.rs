@@ -210,7 +210,7 @@ impl ServeMetrics {
     }
 }
 
-/// What `--save-detailed` adds: one entry a request.
+/// What `--save-detailed` adds: one entry per request.
 pub fn details(outcomes: &[Outcome]) -> Map<String, Value> {
     let list = |of: &dyn Fn(&Outcome) -> Value| Value::Array(outcomes.iter().map(of).collect());
     let mut map = Map::new();

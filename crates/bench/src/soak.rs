@@ -127,9 +127,9 @@ struct Notes {
     failures: Vec<String>,
 }
 
-/// One reading of the server's own figures.
+/// One sample of the server's own figures.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reading {
+struct MetricsSample {
     running: f64,
     waiting: f64,
     kv_usage: f64,
@@ -156,7 +156,7 @@ async fn run_async(options: Arc<SoakOptions>, bar: &ProgressBar) -> Result<SoakR
         clients.spawn(behave_badly(Arc::clone(&client), Arc::clone(&options), number as u64, end));
     }
     let health = tokio::spawn(watch_health(Arc::clone(&client), end));
-    let readings = watch_metrics(&client, options.pid, started, end, bar).await;
+    let samples = watch_metrics(&client, options.pid, started, end, bar).await;
     let mut notes = Notes::default();
     while let Some(joined) = clients.join_next().await {
         let one = joined.map_err(|cause| BenchError::Failed(format!("a client broke: {cause}")))?;
@@ -170,7 +170,7 @@ async fn run_async(options: Arc<SoakOptions>, bar: &ProgressBar) -> Result<SoakR
     let (latencies, unhealthy) =
         health.await.map_err(|cause| BenchError::Failed(format!("the watcher broke: {cause}")))?;
     notes.failures.extend(unhealthy);
-    Ok(judge(&options, started.elapsed(), notes, &Distribution::new(latencies), &readings, calm_after))
+    Ok(judge(&options, started.elapsed(), notes, &Distribution::new(latencies), &samples, calm_after))
 }
 
 async fn behave_badly(client: Arc<Client>, options: Arc<SoakOptions>, number: u64, end: Instant) -> Notes {
@@ -291,21 +291,21 @@ async fn watch_metrics(
     started: Instant,
     end: Instant,
     bar: &ProgressBar,
-) -> Vec<Reading> {
-    let mut readings = Vec::new();
+) -> Vec<MetricsSample> {
+    let mut samples = Vec::new();
     while Instant::now() < end {
-        if let Ok(reading) = read_metrics(client, pid).await {
-            bar.set_message(format!("{} running, {} waiting", reading.running, reading.waiting));
-            readings.push(reading);
+        if let Ok(sample) = read_metrics(client, pid).await {
+            bar.set_message(format!("{} running, {} waiting", sample.running, sample.waiting));
+            samples.push(sample);
         }
         bar.set_position(started.elapsed().as_secs());
         tokio::time::sleep(LOOK_EVERY).await;
     }
     bar.finish_and_clear();
-    readings
+    samples
 }
 
-async fn read_metrics(client: &Client, pid: Option<u32>) -> Result<Reading, BenchError> {
+async fn read_metrics(client: &Client, pid: Option<u32>) -> Result<MetricsSample, BenchError> {
     let failed = |cause: String| BenchError::server("/metrics", cause);
     let answer = client.send(Method::GET, "/metrics", Bytes::new()).await.map_err(failed)?;
     let (status, body) = answer.whole().await.map_err(failed)?;
@@ -317,7 +317,7 @@ async fn read_metrics(client: &Client, pid: Option<u32>) -> Result<Reading, Benc
         let lines = text.lines().filter(|line| line.starts_with(name));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
     };
-    Ok(Reading {
+    Ok(MetricsSample {
         running: gauge("vllm:num_requests_running"),
         waiting: gauge("vllm:num_requests_waiting"),
         kv_usage: gauge("vllm:kv_cache_usage_perc"),
@@ -337,8 +337,8 @@ pub(crate) fn resident_mib(pid: u32) -> Option<f64> {
 async fn calm_down(client: &Client) -> Result<Option<f64>, BenchError> {
     let since = Instant::now();
     while since.elapsed() < CALM_DOWN {
-        let reading = read_metrics(client, None).await?;
-        if reading.running == 0.0 && reading.waiting == 0.0 && reading.kv_usage == 0.0 {
+        let sample = read_metrics(client, None).await?;
+        if sample.running == 0.0 && sample.waiting == 0.0 && sample.kv_usage == 0.0 {
             return Ok(Some(since.elapsed().as_secs_f64()));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -351,7 +351,7 @@ fn judge(
     duration: Duration,
     notes: Notes,
     health: &Distribution,
-    readings: &[Reading],
+    samples: &[MetricsSample],
     calm_after: Option<f64>,
 ) -> SoakResult {
     let mut failures = count_equal(notes.failures);
@@ -363,13 +363,13 @@ fn judge(
     if calm_after.is_none() {
         failures.push(format!("{} s after the last client something is still in use", CALM_DOWN.as_secs()));
     }
-    let resident = growth(readings);
+    let resident = growth(samples);
     if let Some((first, last)) = resident
         && last > first * (1.0 + options.max_memory_growth)
     {
         failures.push(format!("resident memory grew from {first:.0} to {last:.0} MiB"));
     }
-    let largest = |of: fn(&Reading) -> f64| readings.iter().map(of).fold(0.0, f64::max);
+    let largest = |of: fn(&MetricsSample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
     let mut statuses: BTreeMap<String, BTreeMap<u16, u64>> = BTreeMap::new();
     for (&(behaviour, status), &count) in &notes.statuses {
         statuses.entry(behaviour.name().to_owned()).or_default().insert(status, count);
@@ -383,9 +383,9 @@ fn judge(
         median_health_ms: if health.is_empty() { 0.0 } else { health.median() },
         p99_health_ms: p99,
         max_health_ms: health.sorted().last().copied().unwrap_or(0.0),
-        max_requests_running: largest(|reading| reading.running),
-        max_requests_waiting: largest(|reading| reading.waiting),
-        max_kv_cache_usage_perc: largest(|reading| reading.kv_usage),
+        max_requests_running: largest(|sample| sample.running),
+        max_requests_waiting: largest(|sample| sample.waiting),
+        max_kv_cache_usage_perc: largest(|sample| sample.kv_usage),
         resident_mib: resident,
         calm_after,
         failures,
@@ -393,8 +393,8 @@ fn judge(
 }
 
 /// Median resident memory of the first and the last quarter.
-fn growth(readings: &[Reading]) -> Option<(f64, f64)> {
-    let sizes: Vec<f64> = readings.iter().filter_map(|reading| reading.resident_mib).collect();
+fn growth(samples: &[MetricsSample]) -> Option<(f64, f64)> {
+    let sizes: Vec<f64> = samples.iter().filter_map(|sample| sample.resident_mib).collect();
     let quarter = sizes.len() / 4;
     (quarter > 0).then(|| {
         let median = |part: &[f64]| Distribution::new(part.to_vec()).median();
@@ -473,8 +473,13 @@ mod tests {
         }
     }
 
-    fn judged(notes: Notes, health: Vec<f64>, readings: &[Reading], calm_after: Option<f64>) -> SoakResult {
-        judge(&options(), Duration::from_secs(1), notes, &Distribution::new(health), readings, calm_after)
+    fn judged(
+        notes: Notes,
+        health: Vec<f64>,
+        samples: &[MetricsSample],
+        calm_after: Option<f64>,
+    ) -> SoakResult {
+        judge(&options(), Duration::from_secs(1), notes, &Distribution::new(health), samples, calm_after)
     }
 
     #[test]
@@ -486,8 +491,9 @@ mod tests {
         let failing = Notes { failures: vec!["x".to_owned(), "x".to_owned()], ..Notes::default() };
         assert_eq!(judged(failing, vec![1.0], &[], Some(0.1)).failures, ["x (2 times)"]);
         let sizes = [100.0, 100.0, 120.0, 120.0];
-        let readings = sizes.map(|size| Reading { resident_mib: Some(size), ..Reading::default() });
-        let result = judged(Notes::default(), vec![1.0], &readings, Some(0.1));
+        let samples =
+            sizes.map(|size| MetricsSample { resident_mib: Some(size), ..MetricsSample::default() });
+        let result = judged(Notes::default(), vec![1.0], &samples, Some(0.1));
         assert_eq!(result.failures, ["resident memory grew from 100 to 120 MiB"]);
     }
 

@@ -138,7 +138,7 @@ fn quantised_checkpoints_are_shown_and_counted() {
         ("gptq-4-g128", "gptq, 4 bits, groups of 128, symmetric", 4.5),
         ("gptq-8-g64", "gptq, 8 bits, groups of 64, symmetric", 8.5),
         ("w4a16-g128", "compressed-tensors, 4 bits, groups of 128, symmetric", 4.5),
-        ("w8a8-int8", "int8, one scale a row", 8.5),
+        ("w8a8-int8", "int8, one scale per row", 8.5),
         ("mxfp4", "mxfp4, blocks of 32", 5.5),
     ] {
         let model = format!("{folder}/{name}");

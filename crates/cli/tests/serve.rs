@@ -371,7 +371,7 @@ fn a_system_prompt_stays_cached_for_good() {
         "You are the assistant of a small library. Answer in one sentence, and name the shelf. ".repeat(8);
     std::fs::write(&file, format!("{text}\n")).unwrap();
     let path = file.display().to_string();
-    // SmolLM2 takes 23,040 bytes a token: about 1,000 tokens.
+    // SmolLM2 takes 23,040 bytes per token: about 1,000 tokens.
     let flags = [
         "--max-model-len",
         "512",

@@ -95,7 +95,7 @@ pub struct Scratch {
     private_blocks: AlignedBytes, // [threads, cols / 32]
     /// Activations for float weights, `[rows, cols]`.
     pub floats: Buffer,
-    /// One normalised row a worker.
+    /// One normalised row per worker.
     pub rows: Buffer, // [threads, cols]
     /// The same in the order of a weight's columns.
     pub ordered: Buffer, // [threads, cols]

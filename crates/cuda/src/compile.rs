@@ -108,7 +108,7 @@ pub(crate) enum Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SkinnyWeights {
     Bf16 = 0,
-    /// e4m3 with a scale a row.
+    /// e4m3 with a scale per row.
     Fp8Rows = 1,
     /// e4m3 with scales of blocks of 128 by 128.
     Fp8Blocks = 2,

@@ -28,7 +28,7 @@ const GEMM_UNIT: usize = 16;
 #[derive(Debug)]
 pub(crate) struct PartScales {
     pub(crate) values: Vec<f32>,
-    /// Blocks side by side; 0: one scale a row.
+    /// Blocks side by side; 0: one scale per row.
     pub(crate) across: usize,
 }
 

@@ -503,7 +503,7 @@ impl Skinny {
     /// `modules` are those of [`SKINNY_TILES`].
     fn find(modules: &[Module; 2]) -> Result<Self, BackendError> {
         let all = |name: &str, warps: u32| -> Result<SkinnyKernels, BackendError> {
-            // As in `skinny.cu`: stages of 2 KiB a warp.
+            // As in `skinny.cu`: stages of 2 KiB per warp.
             let shared_bytes = warps * (if warps == 16 { 2 } else { 3 }) * 2048;
             let both = |module: &Module| {
                 let plain = module.function(&format!("{name}_{warps}"))?;

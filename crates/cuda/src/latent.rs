@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
 use crate::params::{AttentionParams, HeadParams, LatentManyParams, LatentParams};
 
-/// Rows of a weight that a block takes: one a warp.
+/// Rows of a weight that a block takes: one per warp.
 const BLOCK_ROWS: u32 = 4;
 /// Queries of a tile of `attention_latent_many.cu`, and its threads.
 const MANY_QUERIES: u32 = 4;

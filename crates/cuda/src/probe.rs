@@ -126,7 +126,7 @@ fn properties(ordinal: i32) -> Result<Properties, driver::DriverError> {
 }
 
 /// Measured on an H200 (`baton bench relay --parts operator`), where sequences that read the same keys for themselves find many
-/// of them in the L2 and reach 8 TB/s: 14 us a layer for the launches, 35 ns a query to merge.
+/// of them in the L2 and reach 8 TB/s: 14 us per layer for the launches, 35 ns per query to merge.
 const SHARING_COSTS: Sharing = Sharing {
     border: 0,
     head_dims: &[],

@@ -12,7 +12,7 @@ use crate::params::{RouteParams, SortParams};
 use crate::products::Product;
 use crate::weights::Part;
 
-/// Rows of a router that a block takes: one a warp.
+/// Rows of a router that a block takes: one per warp.
 const BLOCK_ROWS: u32 = 4;
 /// With more tokens the router's product is a library's, or with more columns than a block can keep in shared memory as f32.
 const MAX_FEW: u32 = 16;

@@ -6,7 +6,7 @@ use baton_sched::{Policy, PreemptionMode};
 
 use crate::{EngineError, SpeculativeConfig};
 
-/// Rows of logits beyond one a sequence, for `prompt_logprobs`.
+/// Rows of logits beyond one per sequence, for `prompt_logprobs`.
 const MIN_LOGIT_ROWS: usize = 64;
 /// Sequences that can have all their guesses checked in one step. Larger batches gain little from guesses.
 const MAX_SPECULATING: usize = 32;

@@ -221,8 +221,8 @@ impl Engine {
             }
         }
         if self.in_flight.is_empty() {
-            let is_asked = self.tiers.as_ref().is_some_and(Tiers::is_asked);
-            outputs.extend(self.take_masks(if is_asked { Duration::ZERO } else { MASK_WAIT }));
+            let waits_for_stores = self.tiers.as_ref().is_some_and(Tiers::has_pending_queries);
+            outputs.extend(self.take_masks(if waits_for_stores { Duration::ZERO } else { MASK_WAIT }));
             self.collect_tiers(TIER_WAIT);
             return outputs;
         }

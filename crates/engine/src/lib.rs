@@ -41,6 +41,6 @@ pub use outbox::{OutputReceiver, RequestClock, RequestTimes};
 pub use priority::lower_priority;
 pub use relay::{RelayGroup, RelayStats, StepRelay};
 pub use speculate::{
-    Ask, Guess, NUM_CLASSES, Owner, Proposer, SpeculationStats, SpeculativeConfig, SpeculativeMethod,
+    DraftRequest, Guess, NUM_CLASSES, Owner, Proposer, SpeculationStats, SpeculativeConfig, SpeculativeMethod,
 };
 pub use tiers::{BlockStore, KvIdentity, Prompt, StoreStats, TierStats};

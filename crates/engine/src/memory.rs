@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn spec() -> KvSpec {
-        // 2 layers × 2 (K and V) × 4 heads × 8 × 2 bytes = 256 bytes a token, 4096 a block.
+        // 2 layers × 2 (K and V) × 4 heads × 8 × 2 bytes = 256 bytes per token, 4096 a block.
         KvSpec::full(KvLayerSpec { num_kv_heads: 4, head_dim: 8 }, 2, KvDtype::F16, 16)
     }
 

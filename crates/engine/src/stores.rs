@@ -76,7 +76,7 @@ impl Engine {
     pub(crate) fn collect_tiers(&mut self, wait: Duration) {
         if let Some(tiers) = &mut self.tiers {
             // Where rows that are to be stored find no place, one that is stored makes it.
-            let wait = if tiers.is_asked() || tiers.is_saving() { wait } else { Duration::ZERO };
+            let wait = if tiers.has_pending_queries() || tiers.is_saving() { wait } else { Duration::ZERO };
             tiers.collect(&mut self.scheduler, wait);
         }
     }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use baton_core::{SeqId, TokenId};
-use baton_engine::{Ask, Guess, Owner, Proposer};
+use baton_engine::{DraftRequest, Guess, Owner, Proposer};
 use common::{Golden, assert_idle, engine, golden, greedy, reference, small_config};
 
 /// What the head was handed: the position of the first row, and the rows.
@@ -22,15 +22,15 @@ struct Head {
 }
 
 impl Proposer for Head {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess {
-        assert!(!ask.hidden.is_empty() && ask.hidden.len().is_multiple_of(self.hidden_size));
-        let num_rows = ask.hidden.len() / self.hidden_size;
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess {
+        assert!(!request.hidden.is_empty() && request.hidden.len().is_multiple_of(self.hidden_size));
+        let num_rows = request.hidden.len() / self.hidden_size;
         // The newest token has no row.
-        let first = ask.token_ids.len() - 1 - num_rows;
-        self.handed.lock().expect("no panic").push((first, ask.hidden.to_vec()));
+        let first = request.token_ids.len() - 1 - num_rows;
+        self.handed.lock().expect("no panic").push((first, request.hidden.to_vec()));
         let mut guess = Guess::default();
-        let len = ask.token_ids.len();
-        for (place, &token_id) in self.answer.iter().skip(len).take(ask.most).enumerate() {
+        let len = request.token_ids.len();
+        for (place, &token_id) in self.answer.iter().skip(len).take(request.most).enumerate() {
             let is_wrong = len.is_multiple_of(3) && place > 0;
             guess.push(if is_wrong { (token_id + 1) % 100 } else { token_id }, 1.0);
         }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Many times what each takes; without bounds they take minutes to years.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What the whole process may take at its peak: without bounds one compilation took 50 MiB a second.
+/// What the whole process may take at its peak: without bounds one compilation took 50 MiB per second.
 const MAX_PEAK_MIB: u64 = 768;
 
 fn hostile() -> Vec<StructuredOutput> {

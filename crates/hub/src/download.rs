@@ -16,7 +16,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Where the file is wanted from, and where its bytes go.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub struct FileDownload<'a> {
     pub client: &'a Client,
     pub repo: &'a RepoName,
     pub commit: &'a str,
@@ -25,14 +25,14 @@ pub struct Job<'a> {
 }
 
 /// The blob's path. One that is here already is not fetched again.
-pub fn fetch(job: Job<'_>, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
-    let (file, id) = (job.file, job.file.checksum.text());
-    let target = job.blobs.join(id);
+pub fn fetch(download: FileDownload<'_>, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
+    let (file, id) = (download.file, download.file.checksum.text());
+    let target = download.blobs.join(id);
     let is_here = || std::fs::metadata(&target).is_ok_and(|meta| meta.is_file() && meta.len() == file.size);
     if is_here() {
         return Ok(target);
     }
-    let path = job.blobs.join(format!("{id}.incomplete"));
+    let path = download.blobs.join(format!("{id}.incomplete"));
     let failed = |cause| HubError::io("write", &path, cause);
     let mut partial = lock(&path, progress).map_err(failed)?;
     if is_here() {
@@ -41,7 +41,7 @@ pub fn fetch(job: Job<'_>, progress: &mut dyn Progress) -> Result<PathBuf, HubEr
         return Ok(target);
     }
     progress.begin(&file.path, file.size);
-    let done = transfer(job, &mut partial, progress);
+    let done = transfer(download, &mut partial, progress);
     progress.end();
     if let Err(error) = done {
         if error.kind() == ErrorKind::Damaged {
@@ -117,13 +117,17 @@ impl Hasher {
 }
 
 /// Fills the file, from what it has to its end, and proves that it is what was announced.
-fn transfer(job: Job<'_>, partial: &mut File, progress: &mut dyn Progress) -> Result<(), HubError> {
-    let (file, mut buffer) = (job.file, vec![0; BUFFER_BYTES]);
+fn transfer(
+    download: FileDownload<'_>,
+    partial: &mut File,
+    progress: &mut dyn Progress,
+) -> Result<(), HubError> {
+    let (file, mut buffer) = (download.file, vec![0; BUFFER_BYTES]);
     let (mut hasher, mut have) = rehash(partial, file, &mut buffer, progress)?;
     let mut fruitless = 0;
     while have < file.size {
         let before = have;
-        let ended = match job.client.open(job.repo, job.commit, &file.path, have) {
+        let ended = match download.client.open(download.repo, download.commit, &file.path, have) {
             Ok(download) => {
                 if let Some(total) = download.total.filter(|&total| total != file.size) {
                     return Err(damaged(file, &format!("the hub sends {total} bytes")));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::catalogue::{self, Entry};
-use crate::download::{self, Job};
+use crate::download::{self, FileDownload};
 use crate::{Client, Endpoint, ErrorKind, HubCache, HubError, Progress, RepoName, pick, wheel};
 
 /// What was meant when nothing says which revision.
@@ -157,8 +157,8 @@ fn from_hub(repo: &RepoName, revision: &str, progress: &mut dyn Progress) -> Res
     let wanted = |path: &String| snapshot.files.iter().find(|file| file.path == *path);
     let mut links = Vec::new();
     for file in picked.files().iter().filter_map(wanted) {
-        let job = Job { client: &client, repo, commit: &snapshot.commit, file, blobs: &blobs };
-        download::fetch(job, progress)?;
+        let download = FileDownload { client: &client, repo, commit: &snapshot.commit, file, blobs: &blobs };
+        download::fetch(download, progress)?;
         links.push(file);
     }
     for file in links {

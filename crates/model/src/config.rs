@@ -103,7 +103,7 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     pub head_dim: usize,
     pub vocab_size: usize,
-    /// One entry a layer.
+    /// One entry per layer.
     pub layers: Vec<LayerConfig>,
     /// Rotary tables; `LayerConfig::rope` points into it.
     pub ropes: Vec<RopeConfig>,

@@ -1,5 +1,5 @@
 //! `baton quantize`: a model in another format, as a file that others read. A GGUF file becomes a GGUF file with the same
-//! metadata; a directory of safetensors becomes one whose linear layers are e4m3 or int8 with a scale a row, which vLLM and
+//! metadata; a directory of safetensors becomes one whose linear layers are e4m3 or int8 with a scale per row, which vLLM and
 //! transformers know as compressed-tensors.
 
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! `baton route`: one address in front of the servers of a site.
 //!
 //! A request comes in (`server`), its body is read within limits and looked at just enough to know where it belongs
-//! (`ask`), a policy picks a worker (`policy`, fed by the counts of `worker` and by the prefixes that workers say they
+//! (`body`), a policy picks a worker (`policy`, fed by the counts of `worker` and by the prefixes that workers say they
 //! hold, `index`), and the answer is passed on frame by frame as it comes (`upstream`). A request that has not begun to be
 //! answered may go to another worker (`proxy`); one that has begun is never repeated. Where there are prefill and decode
 //! workers, a request visits one of each (`pd`).
@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod ask;
+mod body;
 mod breaker;
 mod config;
 mod error;
@@ -31,7 +31,7 @@ mod tokenize;
 mod upstream;
 mod worker;
 
-pub use ask::{Ask, Kind};
+pub use body::{BodySummary, Kind};
 pub use config::{ConfigError, Policy, Role, RouterConfig, WorkerSpec, parse_workers_file};
 pub use index::{BlockHashes, PrefixIndex, Stored};
 pub use policy::{Candidate, Choice, Chooser};

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Role;
 use crate::error::Refusal;
-use crate::proxy::{self, Job};
+use crate::proxy::{self, RoutedRequest};
 use crate::server::{App, new_id};
 use crate::upstream::{Answer, Question};
 use crate::worker::{Taken, Worker};
@@ -22,19 +22,19 @@ use crate::worker::{Taken, Worker};
 const MAX_PREFILL_ANSWER: usize = 1 << 20;
 const PARAMS: &str = "kv_transfer_params";
 
-pub async fn send(app: &Arc<App>, mut job: Job) -> Result<(Answer, Taken), Refusal> {
+pub async fn send(app: &Arc<App>, mut routed: RoutedRequest) -> Result<(Answer, Taken), Refusal> {
     let decodes = |role| role == Role::Decode;
     let has_decode = app.fleet.all().iter().any(|worker| decodes(worker.role()));
     let may_decode = move |role| if has_decode { decodes(role) } else { role == Role::Both };
     // The decode worker is named in the id that both legs carry, so it is chosen first.
-    let Some((decode, _)) = proxy::pick(app, &job, &may_decode, &[]) else {
+    let Some((decode, _)) = proxy::pick(app, &routed, &may_decode, &[]) else {
         return Err(Refusal::NoWorker("there is no decode worker".to_owned()));
     };
-    match serde_json::from_slice::<Map<String, Value>>(&job.question.body) {
+    match serde_json::from_slice::<Map<String, Value>>(&routed.question.body) {
         // A client that brings its own parameters knows what it does.
         Ok(body) if !body.contains_key(PARAMS) => {
-            if let Some((params, id)) = prefill(app, &job, &body, &decode).await {
-                job.question = decode_question(&job.question, body, params, &id);
+            if let Some((params, id)) = prefill(app, &routed, &body, &decode).await {
+                routed.question = decode_question(&routed.question, body, params, &id);
             } else {
                 app.metrics.local_prefills.fetch_add(1, Ordering::Relaxed);
             }
@@ -42,20 +42,20 @@ pub async fn send(app: &Arc<App>, mut job: Job) -> Result<(Answer, Taken), Refus
         // The worker says what is wrong with it.
         _ => {}
     }
-    job.owner = Some(decode.id);
-    proxy::send(app, &job, may_decode).await
+    routed.owner = Some(decode.id);
+    proxy::send(app, &routed, may_decode).await
 }
 
 /// The first leg: what the decode worker must know, and the id of both legs. `None` where there is no such leg.
 async fn prefill(
     app: &Arc<App>,
-    job: &Job,
+    routed: &RoutedRequest,
     body: &Map<String, Value>,
     decode: &Arc<Worker>,
 ) -> Option<(Value, HeaderValue)> {
     let mut tried = Vec::new();
     for _ in 0..app.config.max_attempts.max(1) {
-        let (worker, choice) = proxy::pick(app, job, &|role| role == Role::Prefill, &tried)?;
+        let (worker, choice) = proxy::pick(app, routed, &|role| role == Role::Prefill, &tried)?;
         tried.push(worker.id);
         if !worker.breaker().allow(Instant::now()) {
             continue;
@@ -64,8 +64,8 @@ async fn prefill(
         let (prefill, decode) = (worker.upstream.authority(), decode.upstream.authority());
         let id = format!("___prefill_addr_{prefill}___decode_addr_{decode}_{}", new_id());
         let id = HeaderValue::from_str(&id).ok()?;
-        let question = prefill_question(&job.question, body, &id);
-        let _taken = worker.take(job.belongs.num_prompt_tokens, job.matched(worker.id));
+        let question = prefill_question(&routed.question, body, &id);
+        let _taken = worker.take(routed.belongs.num_prompt_tokens, routed.matched(worker.id));
         let limit = app.config.request_timeout;
         match worker.upstream.fetch(&question, limit, MAX_PREFILL_ANSWER).await {
             Ok((parts, answer)) if parts.status.is_success() => {

@@ -17,7 +17,7 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tokio::time::Sleep;
 
-use crate::ask::{Ask, Kind};
+use crate::body::{BodySummary, Kind};
 use crate::config::{Policy, Role};
 use crate::error::{Refusal, Reply, lost_event};
 use crate::policy::{Belongs, Candidate, Choice};
@@ -31,10 +31,10 @@ const WORKER_HEADER: HeaderName = HeaderName::from_static("x-baton-worker");
 const REQUEST_ID: &str = "x-request-id";
 
 /// A request that was read and is to be placed.
-pub struct Job {
+pub struct RoutedRequest {
     pub question: Question,
     pub kind: Kind,
-    pub ask: Ask,
+    pub body: BodySummary,
     pub belongs: Belongs,
     /// Tokens of the prompt that workers have cached.
     pub matches: Vec<(u32, usize)>,
@@ -70,14 +70,14 @@ async fn forward(app: &Arc<App>, request: Request<Incoming>, started: Instant) -
     if !question.headers.contains_key(REQUEST_ID) {
         question.headers.insert(REQUEST_ID, request_id());
     }
-    let job = place(app, question, &path).await;
+    let routed = place(app, question, &path).await;
     app.metrics.overhead.observe(read.elapsed());
-    let (answer, taken) = if matches!(job.kind, Kind::Chat | Kind::Completion) && app.fleet.is_disaggregated()
-    {
-        pd::send(app, job).await?
-    } else {
-        send(app, &job, |role| role != Role::Prefill).await?
-    };
+    let (answer, taken) =
+        if matches!(routed.kind, Kind::Chat | Kind::Completion) && app.fleet.is_disaggregated() {
+            pd::send(app, routed).await?
+        } else {
+            send(app, &routed, |role| role != Role::Prefill).await?
+        };
     app.metrics.first_byte.observe(started.elapsed());
     if let Some(id) = responses::created(&path, answer.body.first()) {
         app.responses.note(id, taken.worker().id);
@@ -98,37 +98,38 @@ async fn read_body(body: Incoming, limit: usize) -> Result<Bytes, Refusal> {
 }
 
 /// Finds out where a request belongs.
-async fn place(app: &Arc<App>, question: Question, path: &str) -> Job {
+async fn place(app: &Arc<App>, question: Question, path: &str) -> RoutedRequest {
     let kind = Kind::of(question.method.as_str(), path);
     let max_text = app.config.prefix_bytes;
-    let mut ask = if kind.generates() { Ask::read(&question.body, max_text) } else { Ask::default() };
+    let mut body =
+        if kind.generates() { BodySummary::read(&question.body, max_text) } else { BodySummary::default() };
     let header = question.headers.get(&app.config.session_header).and_then(|value| value.to_str().ok());
-    let session = header.or(ask.user.as_deref()).map(session_key);
-    let prefix = prefix_key(&ask.text, &ask.token_ids, app.config.prefix_bytes);
+    let session = header.or(body.user.as_deref()).map(session_key);
+    let prefix = prefix_key(&body.text, &body.token_ids, app.config.prefix_bytes);
     let mut matches = Vec::new();
     if app.chooser.policy() == Policy::LongestPrefix && kind.generates() && !app.index().is_empty() {
-        if ask.token_ids.is_empty() {
-            ask.token_ids = tokenize::tokens(app, &question, kind, &ask).await.unwrap_or_default();
+        if body.token_ids.is_empty() {
+            body.token_ids = tokenize::tokens(app, &question, kind, &body).await.unwrap_or_default();
         }
-        matches = app.index().matches(&ask.token_ids);
+        matches = app.index().matches(&body.token_ids);
     }
-    let owner = responses::named(path).or(ask.previous_response_id.as_deref());
+    let owner = responses::named(path).or(body.previous_response_id.as_deref());
     let owner = owner.and_then(|id| app.responses.owner(id));
-    let belongs = Belongs { session, prefix, num_prompt_tokens: ask.num_prompt_tokens() };
-    Job { question, kind, ask, belongs, matches, owner }
+    let belongs = Belongs { session, prefix, num_prompt_tokens: body.num_prompt_tokens() };
+    RoutedRequest { question, kind, body, belongs, matches, owner }
 }
 
 /// Sends a request to a worker whose role is allowed, and to another one if it comes to nothing.
 pub async fn send(
     app: &Arc<App>,
-    job: &Job,
+    routed: &RoutedRequest,
     allowed: impl Fn(Role) -> bool,
 ) -> Result<(Answer, Taken), Refusal> {
     let mut tried: Vec<u32> = Vec::new();
     let mut last: Option<(Answer, Taken)> = None;
     let mut cause = String::new();
     for attempt in 0..app.config.max_attempts.max(1) {
-        let Some((worker, choice)) = pick(app, job, &allowed, &tried) else { break };
+        let Some((worker, choice)) = pick(app, routed, &allowed, &tried) else { break };
         if !worker.breaker().allow(Instant::now()) {
             tried.push(worker.id);
             continue;
@@ -138,9 +139,9 @@ pub async fn send(
         }
         app.metrics.chose(choice);
         tried.push(worker.id);
-        let matched = job.matched(worker.id);
-        let taken = worker.take(job.belongs.num_prompt_tokens, matched);
-        match worker.upstream.ask(&job.question, app.config.request_timeout).await {
+        let matched = routed.matched(worker.id);
+        let taken = worker.take(routed.belongs.num_prompt_tokens, matched);
+        match worker.upstream.ask(&routed.question, app.config.request_timeout).await {
             Ok(answer) if is_turned_away(answer.parts.status) => {
                 // The worker is well and busy, or about to go.
                 worker.succeeded();
@@ -194,7 +195,7 @@ fn no_worker(app: &App) -> Refusal {
     Refusal::NoWorker(format!("{} of {} are healthy", usable, workers.len()))
 }
 
-impl Job {
+impl RoutedRequest {
     pub fn matched(&self, worker: u32) -> usize {
         self.matches.iter().find(|(id, _)| *id == worker).map_or(0, |(_, matched)| *matched)
     }
@@ -203,13 +204,13 @@ impl Job {
 /// Chooses among the workers that were not tried.
 pub fn pick(
     app: &App,
-    job: &Job,
+    routed: &RoutedRequest,
     allowed: &impl Fn(Role) -> bool,
     tried: &[u32],
 ) -> Option<(Arc<Worker>, Choice)> {
     let now = Instant::now();
     let workers = app.fleet.all();
-    if let Some(owner) = job.owner.filter(|owner| !tried.contains(owner))
+    if let Some(owner) = routed.owner.filter(|owner| !tried.contains(owner))
         && let Some(worker) = workers.iter().find(|worker| worker.id == owner)
     {
         return Some((Arc::clone(worker), Choice::Session));
@@ -221,7 +222,7 @@ pub fn pick(
     };
     let usable: Vec<&Arc<Worker>> = workers.iter().filter(usable).collect();
     // A model that nobody is known to serve is refused by a worker, in its own words.
-    let model = job.ask.model.as_deref().unwrap_or_default();
+    let model = routed.body.model.as_deref().unwrap_or_default();
     let serving: Vec<&Arc<Worker>> = usable.iter().copied().filter(|worker| worker.serves(model)).collect();
     let workers = if serving.is_empty() || model.is_empty() { usable } else { serving };
     if workers.is_empty() {
@@ -231,10 +232,10 @@ pub fn pick(
         key: worker.key,
         num_requests: worker.load(),
         recent_tokens: worker.recent_tokens(now),
-        matched_tokens: job.matched(worker.id),
+        matched_tokens: routed.matched(worker.id),
     };
     let candidates: Vec<Candidate> = workers.iter().map(candidate).collect();
-    let (index, choice) = app.chooser.choose(&candidates, &job.belongs);
+    let (index, choice) = app.chooser.choose(&candidates, &routed.belongs);
     Some((Arc::clone(workers[index]), choice))
 }
 

@@ -9,7 +9,7 @@ use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::ask::{Ask, Kind};
+use crate::body::{BodySummary, Kind};
 use crate::server::App;
 use crate::upstream::Question;
 
@@ -36,14 +36,14 @@ struct Tokens {
 }
 
 /// The tokens of a request's prompt; `None` where they cannot be had quickly, and the prompt is placed by its hash.
-pub async fn tokens(app: &Arc<App>, question: &Question, kind: Kind, ask: &Ask) -> Option<Vec<u32>> {
-    if !matches!(kind, Kind::Chat | Kind::Completion) || ask.text_bytes < MIN_TEXT_BYTES {
+pub async fn tokens(app: &Arc<App>, question: &Question, kind: Kind, body: &BodySummary) -> Option<Vec<u32>> {
+    if !matches!(kind, Kind::Chat | Kind::Completion) || body.text_bytes < MIN_TEXT_BYTES {
         return None;
     }
     let asked = tokenize_question(question)?;
     let now = Instant::now();
     let workers = app.fleet.all();
-    let model = ask.model.as_deref().unwrap_or_default();
+    let model = body.model.as_deref().unwrap_or_default();
     let idle = workers
         .iter()
         .filter(|worker| worker.is_available(now, usize::MAX) && (model.is_empty() || worker.serves(model)))

@@ -20,7 +20,7 @@ impl Scheduler {
             let Some(id) = self.next_to_admit(step) else { break };
             let own_slots = self.groups[&id].num_slots();
             let has_slots = num_slots + own_slots <= self.config.max_num_seqs;
-            if has_slots && self.ask_stores(id) {
+            if has_slots && self.query_stores(id) {
                 continue;
             }
             let is_in = has_slots
@@ -41,7 +41,7 @@ impl Scheduler {
         let may_come = |group: &Group| {
             !is_spent(group.request.tenant)
                 && !step.draining.contains(&group.request.id)
-                && !group.is_asking()
+                && !group.waits_for_stores()
         };
         if let Some(claimant) = self.claimant().filter(|id| may_come(&self.groups[id])) {
             return Some(claimant);

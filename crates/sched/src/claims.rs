@@ -36,7 +36,7 @@ impl Scheduler {
     pub(crate) fn claimant(&self) -> Option<RequestId> {
         let claim = self.claim.filter(|claim| claim.num_steps >= PATIENCE)?;
         let group = self.groups.get(&claim.id)?;
-        let is_ready = matches!(group.place, Place::Waiting | Place::Swapped) && !group.is_asking();
+        let is_ready = matches!(group.place, Place::Waiting | Place::Swapped) && !group.waits_for_stores();
         is_ready.then_some(claim.id)
     }
 
@@ -61,7 +61,7 @@ impl Scheduler {
         let left = self.left_of_shares(num_tenants);
         let has_right = |group: &Group| {
             let (slots, blocks) = left.get(&group.request.tenant).copied().unwrap_or((0, 0));
-            !group.is_asking()
+            !group.waits_for_stores()
                 && group.num_slots() <= slots
                 && num_blocks_of(group, self.kv.config(), self.config.max_run()) <= blocks
         };

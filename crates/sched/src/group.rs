@@ -53,7 +53,7 @@ pub(crate) struct Group {
     /// KV that is on the way from the host tier.
     pub(crate) fetch: Option<u64>,
     /// Tiers beyond the host's memory were asked for its prefix, which is done once.
-    pub(crate) has_asked: bool,
+    pub(crate) has_queried_stores: bool,
     /// Which tokens its sequences may draw first, where that is limited.
     pub(crate) first_mask: Option<Arc<Vec<u32>>>,
 }
@@ -77,7 +77,7 @@ impl Group {
             safe_below: 0,
             num_moves_in_flight: 0,
             fetch: None,
-            has_asked: false,
+            has_queried_stores: false,
             first_mask: None,
         }
     }
@@ -97,7 +97,7 @@ impl Group {
     }
 
     /// It cannot be admitted before a tier beyond the host's memory has answered.
-    pub(crate) fn is_asking(&self) -> bool {
+    pub(crate) fn waits_for_stores(&self) -> bool {
         self.seqs.iter().any(|seq| seq.waits_for(Wait::Store))
     }
 

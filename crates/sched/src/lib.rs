@@ -35,7 +35,7 @@ pub use config::{Policy, PreemptionMode, SchedConfig};
 pub use cost::{CostModel, StepCost};
 pub use drafts::{DraftBranch, Drafts};
 pub use error::SchedError;
-pub use loads::Ask;
+pub use loads::StoreQuery;
 pub use plan::{
     BlockMove, Fetch, PENDING_TOKEN, Plan, PlannedBranch, PlannedSample, PlannedSeq, SampledToken, SeqResult,
     StepResult,

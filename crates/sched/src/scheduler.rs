@@ -12,7 +12,7 @@ use baton_kv::{KvCache, KvConfig, KvEvent};
 use crate::claims::Claim;
 use crate::cost::StepCost;
 use crate::group::{Group, Place, QueueKey, num_sample_entries};
-use crate::loads::Ask;
+use crate::loads::StoreQuery;
 use crate::order::PrefixOrder;
 use crate::sequence::{Finish, Sequence, Wait};
 use crate::turns::Turns;
@@ -44,8 +44,8 @@ pub struct Scheduler {
     /// Requests whose KV is on the way from the host tier, by the id of the fetch.
     pub(crate) fetches: BTreeMap<u64, RequestId>,
     pub(crate) next_fetch: u64,
-    /// See [`Scheduler::take_asks`].
-    pub(crate) asks: Vec<Ask>,
+    /// See [`Scheduler::take_store_queries`].
+    pub(crate) store_queries: Vec<StoreQuery>,
     /// Requests whose KV is on the way to the host tier, by the id of the load.
     pub(crate) loads: BTreeMap<u64, RequestId>,
     pub(crate) order: PrefixOrder,
@@ -114,7 +114,7 @@ impl Scheduler {
             next_step: 0,
             fetches: BTreeMap::new(),
             next_fetch: 0,
-            asks: Vec::new(),
+            store_queries: Vec::new(),
             loads: BTreeMap::new(),
             order: PrefixOrder::default(),
             next_seq_id: 0,

@@ -1,5 +1,5 @@
 //! From prompts and messages to token ids. This is the server's only heavy work besides the engine's, so it runs on
-//! threads of its own, at most one a core, and refuses what cannot fit before tokenising it.
+//! threads of its own, at most one per core, and refuses what cannot fit before tokenising it.
 
 use std::sync::Arc;
 

@@ -56,7 +56,7 @@ pub struct Shared {
     pub activity: Arc<Activity>,
     /// Memory for requests that have not become tokens yet.
     pub bodies: Arc<BodyBudget>,
-    /// Render and tokenise prompts: one a core, so that a burst of long prompts cannot take all memory.
+    /// Render and tokenise prompts: one per core, so that a burst of long prompts cannot take all memory.
     pub text_workers: Workers,
     /// Compile what outputs must be like, on at most half of the cores.
     pub grammar_workers: Workers,

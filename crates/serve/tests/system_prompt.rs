@@ -66,7 +66,7 @@ async fn it_outlives_ten_times_the_cache() {
     assert_eq!(chat(&client, question).await, (29, PINNED));
 }
 
-/// Two layers of the golden model in f32, four tokens a block.
+/// Two layers of the golden model in f32, four tokens per block.
 fn block_bytes() -> u64 {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/data/golden/llama");
     let files =

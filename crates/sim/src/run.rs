@@ -202,7 +202,9 @@ impl Run {
         let is_empty = plan.is_empty();
         if is_empty && self.in_flight.is_empty() {
             assert!(
-                !self.waiting.is_empty() || self.store.is_asked() || !self.scheduler.has_unfinished(),
+                !self.waiting.is_empty()
+                    || self.store.has_pending_queries()
+                    || !self.scheduler.has_unfinished(),
                 "nothing is planned and nothing in flight, but requests are unfinished: {:?}",
                 self.scheduler
             );
@@ -339,7 +341,7 @@ impl Run {
             && self.scenario.tenants == 1
             && self.scenario.kv.store == StorePolicy::Off;
         let waits = !self.waiting.is_empty()
-            || self.store.is_asked()
+            || self.store.has_pending_queries()
             || self.device.has_transfers()
             || !plan.fetches.is_empty();
         let is_kept_waiting = is_in_order && !waits && oldest.is_some_and(|id| !is_planned(id));

@@ -18,7 +18,7 @@ const CAPACITY: usize = 512;
 #[derive(Debug, Default)]
 pub(crate) struct FakeStore {
     rows: BTreeMap<BlockKey, Vec<Vec<Content>>>,
-    asks: Vec<(RequestId, Vec<BlockKey>)>,
+    queries: Vec<(RequestId, Vec<BlockKey>)>,
     loads: Vec<Load>,
     saves: Vec<StoredRow>,
     pub(crate) num_loaded_rows: usize,
@@ -28,11 +28,11 @@ pub(crate) struct FakeStore {
 
 impl FakeStore {
     pub(crate) fn is_busy(&self) -> bool {
-        !self.asks.is_empty() || !self.loads.is_empty() || !self.saves.is_empty()
+        !self.queries.is_empty() || !self.loads.is_empty() || !self.saves.is_empty()
     }
 
-    pub(crate) fn is_asked(&self) -> bool {
-        !self.asks.is_empty() || !self.loads.is_empty()
+    pub(crate) fn has_pending_queries(&self) -> bool {
+        !self.queries.is_empty() || !self.loads.is_empty()
     }
 
     /// Takes in what the scheduler wants and finishes some of it: each piece with this chance.
@@ -43,17 +43,18 @@ impl FakeStore {
         rng: &mut Rng,
         per_mille: u64,
     ) {
-        self.asks.extend(scheduler.take_asks().into_iter().map(|ask| (ask.request_id, ask.keys)));
+        self.queries
+            .extend(scheduler.take_store_queries().into_iter().map(|query| (query.request_id, query.keys)));
         self.saves.extend(scheduler.take_saved());
-        for (id, keys) in std::mem::take(&mut self.asks) {
+        for (id, keys) in std::mem::take(&mut self.queries) {
             if !rng.per_mille(per_mille) {
-                self.asks.push((id, keys));
+                self.queries.push((id, keys));
                 continue;
             }
             let has = |key: &&BlockKey| self.rows.contains_key(key);
             let found: BTreeSet<BlockKey> = keys.iter().filter(has).copied().collect();
             if rng.per_mille(50) {
-                scheduler.end_ask(id);
+                scheduler.end_store_query(id);
             } else {
                 self.loads.extend(scheduler.begin_load(id, &found));
             }

@@ -28,7 +28,7 @@ pub struct Sharing {
     /// Reading a key for a whole item takes as long as so many sequences reading it, each for itself.
     pub read_cost: usize,
     /// What a query costs that merges shared results with its own, and what sharing costs each layer of a step however little
-    /// is shared: in bytes of keys and values that sequences read for themselves in that time. 0 bytes a query: a default.
+    /// is shared: in bytes of keys and values that sequences read for themselves in that time. 0 bytes per query: a default.
     pub query_bytes: usize,
     pub step_bytes: usize,
 }

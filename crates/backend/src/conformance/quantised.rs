@@ -56,7 +56,7 @@ fn eight_bits(kind: Kind, rows: usize, cols: usize, random: &mut Random) -> Tens
     tensor.with_scales(scales).expect("scales of this shape")
 }
 
-/// Rows that a device which rounds activations to e4m3 with a scale a token, before or after [`norm`], loses nothing of: the
+/// Rows that a device which rounds activations to e4m3 with a scale per token, before or after [`norm`], loses nothing of: the
 /// first value is the largest and all are steps of e4m3 beside it.
 fn source(
     backend: &mut dyn Backend,

@@ -1,4 +1,4 @@
-//! The formats with 32 values a block: a scale (and a minimum), then the low nibbles of values 0..16 and the high nibbles
+//! The formats with 32 values per block: a scale (and a minimum), then the low nibbles of values 0..16 and the high nibbles
 //! of values 16..32. The 5-bit ones keep every value's fifth bit in one little-endian u32.
 
 use super::{IQ4_NL_VALUES, f16_at};

@@ -1,4 +1,4 @@
-//! The K formats: 256 values a block, in sub-blocks of 16 or 32 that have small integer scales under one f16 scale.
+//! The K formats: 256 values per block, in sub-blocks of 16 or 32 that have small integer scales under one f16 scale.
 //!
 //! The values are packed in planes: a byte holds the same two bits (or nibble) of values 32 (or 64) apart, so that one
 //! wide load can be shifted into several vectors. The index expressions below say where value `i` lies.

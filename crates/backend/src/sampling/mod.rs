@@ -37,7 +37,7 @@ use crate::{RowLists, SampleRow, Sampled, StepOutput};
 
 pub use weight::{ONE as WEIGHT_ONE, likelihood, weight};
 
-/// What sampling a row needs besides the row. One a thread; grows to the vocabulary once.
+/// What sampling a row needs besides the row. One per thread; grows to the vocabulary once.
 #[derive(Debug, Default)]
 pub struct SampleScratch {
     /// The logits after biases and penalties.

@@ -19,7 +19,7 @@ use super::int8_cache::{scale_scores, scale_weights};
 use super::rows::scale_row;
 use super::segments::{RowStates, SEGMENT_KEYS};
 use super::simd::Simd;
-use super::softmax::soften;
+use super::softmax::weigh_scores;
 
 /// Keys of a tile.
 pub const TILE_KEYS: usize = 64;
@@ -64,7 +64,7 @@ pub struct AttentionArgs {
     pub window: Option<u32>,
     pub scale: f32,
     pub softcap: Option<f32>,
-    /// One a head; null without.
+    /// One per head; null without.
     pub slopes: *const f32,
     /// The same.
     pub sinks: *const f32,
@@ -233,10 +233,10 @@ pub(super) trait Products<S: Simd> {
     /// The scores of all rows with the keys `first..last` of a tile, in whole panels; those that a row does not see may be
     /// left out.
     unsafe fn score(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
-    /// Weights of the scores, see [`soften`].
+    /// Weights of the scores, see [`weigh_scores`].
     #[inline(always)]
-    unsafe fn soften(&self, args: &AttentionArgs, rows: usize, tile: usize) {
-        soften::<S, false>(args, rows, tile);
+    unsafe fn weigh_scores(&self, args: &AttentionArgs, rows: usize, tile: usize) {
+        weigh_scores::<S, false>(args, rows, tile);
     }
     /// `outputs = outputs · factor + weights · values` for the keys `first..last` of a tile, as far as rows see them.
     unsafe fn add_values(&self, args: &AttentionArgs, rows: usize, tile: usize, first: usize, last: usize);
@@ -274,7 +274,7 @@ pub(super) unsafe fn attend<S: Simd, P: Products<S>>(args: &AttentionArgs, produ
         if args.scale_bytes > 0 {
             scale_scores::<S>(args, rows, tile, first, last);
         }
-        products.soften(args, rows, tile);
+        products.weigh_scores(args, rows, tile);
         if args.scale_bytes > 0 {
             scale_weights::<S>(args, rows, tile, first, last);
         }

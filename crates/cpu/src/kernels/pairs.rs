@@ -22,7 +22,7 @@ use super::float_products::prefetch_around;
 use super::floats::{Element, ElementBf16, ElementF16, ElementI8};
 use super::rows::load_some;
 use super::simd::Simd;
-use super::softmax::soften;
+use super::softmax::weigh_scores;
 
 type S = Avx512<true>;
 
@@ -136,8 +136,8 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
     }
 
     #[inline(always)]
-    unsafe fn soften(&self, args: &AttentionArgs, rows: usize, tile: usize) {
-        soften::<S, true>(args, rows, tile);
+    unsafe fn weigh_scores(&self, args: &AttentionArgs, rows: usize, tile: usize) {
+        weigh_scores::<S, true>(args, rows, tile);
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ use super::simd::Simd;
 /// With `NARROW` weights are rounded to bf16, and so are those in the sums: what the values are divided by is what they are
 /// multiplied with.
 #[inline(always)]
-pub unsafe fn soften<S: Simd, const NARROW: bool>(args: &AttentionArgs, rows: usize, tile: usize) {
+pub unsafe fn weigh_scores<S: Simd, const NARROW: bool>(args: &AttentionArgs, rows: usize, tile: usize) {
     let scratch = &args.scratch;
     for query in 0..args.num_queries {
         let (first, last) = args.seen_in(query, tile);

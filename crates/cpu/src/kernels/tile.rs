@@ -103,7 +103,7 @@ pub type TileKernel = unsafe fn(&TileArgs);
 pub enum Class {
     /// One scale and one min a block; quants below 32.
     WithMin,
-    /// One scale a block; quants below 32, or of eight bits.
+    /// One scale per block; quants below 32, or of eight bits.
     Plain5,
     Plain8,
     /// A scale and a min for each half of a block; quants below 32.

@@ -77,9 +77,9 @@ pub struct Product<'a> {
     copies_floats: bool,
     /// Rows are split there, and nothing else is done with them.
     split: Option<SplitKernels>,
-    /// One row a worker, in the order of the weight's columns.
+    /// One row per worker, in the order of the weight's columns.
     ordered: Matrix,
-    /// One row a worker.
+    /// One row per worker.
     rows: Matrix,
     /// Each worker has made the only row ready in `rows` and its own blocks.
     is_private: bool,

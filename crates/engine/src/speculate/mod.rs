@@ -37,7 +37,7 @@ use cost::StepTimes;
 pub(crate) use drafter::{DraftLimits, Drafter, Drawn};
 pub(crate) use filled::Filled;
 pub(crate) use measure::measure_steps;
-pub use proposer::{Ask, Guess, NUM_CLASSES, Owner, Proposer};
+pub use proposer::{DraftRequest, Guess, NUM_CLASSES, Owner, Proposer};
 use synthetic::Synthetic;
 pub(crate) use tree::Beside;
 
@@ -360,7 +360,7 @@ impl Speculation {
         }
         let Some(view) = scheduler.sequence(id).filter(|view| !view.is_finished) else { return false };
         let seq = self.seqs.entry(id).or_insert_with(|| Speculator::new(&view, wanted));
-        let ask = Ask {
+        let request = DraftRequest {
             seq_id: id,
             token_ids: view.token_ids,
             num_prompt_tokens: view.num_prompt_tokens,
@@ -369,7 +369,7 @@ impl Speculation {
             most: seq.most,
             hidden: self.hidden.get(&id).map_or(&[], Vec::as_slice),
         };
-        seq.guess = self.proposer.propose(&ask);
+        seq.guess = self.proposer.propose(&request);
         if let Some(confidence) = &self.confidence {
             seq.guess.likelihoods.fill(confidence.average() as f32);
         }
@@ -398,8 +398,8 @@ impl Speculator {
 struct Reserve;
 
 impl Proposer for Reserve {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess {
-        Guess { token_ids: vec![0; ask.most], likelihoods: vec![1.0; ask.most], class: 0 }
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess {
+        Guess { token_ids: vec![0; request.most], likelihoods: vec![1.0; request.most], class: 0 }
     }
 
     fn ended(&mut self, _: SeqId, _: &[TokenId], _: &Owner) {}

@@ -4,7 +4,7 @@
 
 use baton_core::{SeqId, TokenId};
 
-use super::proposer::{Ask, Guess, Owner, Proposer, class_of_match};
+use super::proposer::{DraftRequest, Guess, Owner, Proposer, class_of_match};
 
 #[derive(Debug)]
 pub(crate) struct Ngram {
@@ -37,23 +37,25 @@ fn longest_match(text: &[TokenId], context: &[TokenId], max: usize) -> (usize, u
 }
 
 impl Proposer for Ngram {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess {
-        let context = ask.token_ids;
-        let mut found: (usize, &[TokenId]) = match ask.num_predicted() {
-            Some(len) => (len.max(self.min), &ask.prediction[len..]),
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess {
+        let context = request.token_ids;
+        let mut found: (usize, &[TokenId]) = match request.num_predicted() {
+            Some(len) => (len.max(self.min), &request.prediction[len..]),
             None => (0, &[]),
         };
         // What is last in the text has nothing after it.
-        let texts =
-            [&ask.prediction[..ask.prediction.len().saturating_sub(1)], &context[..context.len() - 1]];
-        for (text, whole) in texts.into_iter().zip([ask.prediction, context]) {
+        let texts = [
+            &request.prediction[..request.prediction.len().saturating_sub(1)],
+            &context[..context.len() - 1],
+        ];
+        for (text, whole) in texts.into_iter().zip([request.prediction, context]) {
             let (len, place) = longest_match(text, context, self.max);
             if len >= self.min && len > found.0 {
                 found = (len, &whole[place..]);
             }
         }
         let mut guess = Guess { class: class_of_match(found.0), ..Guess::default() };
-        found.1.iter().take(ask.most).for_each(|&token_id| guess.push(token_id, 1.0));
+        found.1.iter().take(request.most).for_each(|&token_id| guess.push(token_id, 1.0));
         guess
     }
 
@@ -67,7 +69,7 @@ mod tests {
     fn propose(min: usize, max: usize, tokens: &[TokenId], prediction: &[TokenId]) -> Vec<TokenId> {
         let owner = Owner { tenant: 0, salt: None };
         let num_prompt_tokens = tokens.len();
-        let ask = Ask {
+        let request = DraftRequest {
             seq_id: SeqId(0),
             token_ids: tokens,
             num_prompt_tokens,
@@ -76,7 +78,7 @@ mod tests {
             most: 3,
             hidden: &[],
         };
-        Ngram::new(min, max).propose(&ask).token_ids
+        Ngram::new(min, max).propose(&request).token_ids
     }
 
     #[test]
@@ -94,7 +96,7 @@ mod tests {
         assert_eq!(propose(2, 3, &[1, 2], &[7, 8, 9, 10]), [7, 8, 9]);
         let owner = Owner { tenant: 0, salt: None };
         let prediction = &[7, 8, 9, 10];
-        let ask = Ask {
+        let request = DraftRequest {
             seq_id: SeqId(0),
             token_ids: &[1, 8, 9],
             num_prompt_tokens: 1,
@@ -103,6 +105,6 @@ mod tests {
             most: 3,
             hidden: &[],
         };
-        assert_eq!(Ngram::new(2, 3).propose(&ask).token_ids, [10]);
+        assert_eq!(Ngram::new(2, 3).propose(&request).token_ids, [10]);
     }
 }

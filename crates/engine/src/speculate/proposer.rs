@@ -14,7 +14,7 @@ pub struct Owner {
 
 /// A sequence that may have guesses.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct DraftRequest<'a> {
     pub seq_id: SeqId,
     /// Prompt and output as far as known.
     pub token_ids: &'a [TokenId],
@@ -29,7 +29,7 @@ pub struct Ask<'a> {
     pub hidden: &'a [f32],
 }
 
-impl Ask<'_> {
+impl DraftRequest<'_> {
     /// Tokens of the prediction that the whole output is alike so far, where it is and more follow.
     pub(crate) fn num_predicted(&self) -> Option<usize> {
         let output = &self.token_ids[self.num_prompt_tokens..];
@@ -65,9 +65,9 @@ impl Guess {
 
 /// Makes guesses. It is asked after every token that a sequence draws, whether or not its guesses are then checked.
 pub trait Proposer: std::fmt::Debug + Send {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess;
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess;
 
-    /// Whether it is to be told the hidden states of the rows behind the newest tokens ([`Ask::hidden`]), as heads need that go on from
+    /// Whether it is to be told the hidden states of the rows behind the newest tokens ([`DraftRequest::hidden`]), as heads need that go on from
     /// what the model itself has made of the text. Devices bring them to the host after each step.
     fn wants_hidden(&self) -> bool {
         false

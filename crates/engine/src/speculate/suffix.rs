@@ -10,7 +10,7 @@ use baton_core::{SeqId, TokenId};
 
 use super::config::SuffixOptions;
 use super::matches::{BORDER, MatchIndex, Matches};
-use super::proposer::{Ask, Guess, Owner, Proposer, class_of_match};
+use super::proposer::{DraftRequest, Guess, Owner, Proposer, class_of_match};
 
 /// Tokens of outputs that are kept in all; about 40 bytes each.
 const MAX_CACHED_TOKENS: usize = 1 << 20;
@@ -126,21 +126,21 @@ fn expected(guess: &Guess, len: usize) -> f64 {
 }
 
 impl Proposer for Suffix {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess {
-        let own = self.own.entry(ask.seq_id).or_default();
-        if own.num_tokens == 0 && !ask.prediction.is_empty() {
-            own.index.extend(ask.prediction.iter().copied().chain([BORDER]));
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess {
+        let own = self.own.entry(request.seq_id).or_default();
+        if own.num_tokens == 0 && !request.prediction.is_empty() {
+            own.index.extend(request.prediction.iter().copied().chain([BORDER]));
         }
-        own.index.extend(ask.token_ids[own.num_tokens..].iter().copied());
-        own.num_tokens = ask.token_ids.len();
-        if let Some(len) = ask.num_predicted() {
+        own.index.extend(request.token_ids[own.num_tokens..].iter().copied());
+        own.num_tokens = request.token_ids.len();
+        if let Some(len) = request.num_predicted() {
             let mut guess = Guess { class: class_of_match(len + 4), ..Guess::default() };
-            let most = ask.most.min(((len + 4) as f64 * self.options.max_factor) as usize).max(1);
-            ask.prediction[len..].iter().take(most).for_each(|&token| guess.push(token, 1.0));
+            let most = request.most.min(((len + 4) as f64 * self.options.max_factor) as usize).max(1);
+            request.prediction[len..].iter().take(most).for_each(|&token| guess.push(token, 1.0));
             return guess;
         }
-        let own = &self.own[&ask.seq_id].index;
-        let outputs = self.outputs.get_mut(ask.owner).map(|outputs| {
+        let own = &self.own[&request.seq_id].index;
+        let outputs = self.outputs.get_mut(request.owner).map(|outputs| {
             outputs.last_used = self.num_ended;
             &*outputs
         });
@@ -151,11 +151,11 @@ impl Proposer for Suffix {
         let mut best = (0.0, Guess::default());
         for (index, is_own) in [(Some(own), true), (young, false), (old, false)] {
             let Some(index) = index else { continue };
-            let matches = index.longest(ask.token_ids, self.options.max_depth);
+            let matches = index.longest(request.token_ids, self.options.max_depth);
             if matches.len < 2 {
                 continue;
             }
-            let guess = follow(&self.options, index, &matches, ask.most, is_own);
+            let guess = follow(&self.options, index, &matches, request.most, is_own);
             let score = expected(&guess, matches.len);
             if score > best.0 {
                 best = (score, guess);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn propose(suffix: &mut Suffix, id: u64, tokens: &[TokenId], owner: &Owner) -> Vec<TokenId> {
-        let ask = Ask {
+        let request = DraftRequest {
             seq_id: SeqId(id),
             token_ids: tokens,
             num_prompt_tokens: tokens.len(),
@@ -199,7 +199,7 @@ mod tests {
             most: 16,
             hidden: &[],
         };
-        suffix.propose(&ask).token_ids
+        suffix.propose(&request).token_ids
     }
 
     #[test]

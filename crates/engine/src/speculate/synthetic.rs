@@ -8,17 +8,18 @@ use baton_core::random::Random;
 use baton_core::{SeqId, TokenId};
 use baton_sched::Plan;
 
-use super::proposer::{Ask, Guess, Owner, Proposer};
+use super::proposer::{DraftRequest, Guess, Owner, Proposer};
 
 #[derive(Debug)]
 pub(crate) struct Anything(pub(crate) f64);
 
 impl Proposer for Anything {
-    fn propose(&mut self, ask: &Ask<'_>) -> Guess {
+    fn propose(&mut self, request: &DraftRequest<'_>) -> Guess {
         let mut guess = Guess::default();
-        let first = ask.token_ids.len();
+        let first = request.token_ids.len();
         // Some tokens of the text again: they are in every vocabulary.
-        (0..ask.most).for_each(|place| guess.push(ask.token_ids[(first + place) * 7 % first], self.0 as f32));
+        (0..request.most)
+            .for_each(|place| guess.push(request.token_ids[(first + place) * 7 % first], self.0 as f32));
         guess
     }
 

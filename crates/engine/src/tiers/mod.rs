@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use baton_backend::HostBlocks;
 use baton_core::{RequestId, TokenId};
 use baton_kv::{BlockKey, Load, StoredRow};
-use baton_sched::{Ask, Scheduler};
+use baton_sched::{Scheduler, StoreQuery};
 use serde::Serialize;
 
 use worker::{Event, Job, Workers};
@@ -128,8 +128,8 @@ pub struct TierStats {
 }
 
 /// A request that waits for an answer.
-struct Asking {
-    ask: Ask,
+struct PendingQuery {
+    query: StoreQuery,
     /// When it goes on without one.
     deadline: Instant,
 }
@@ -141,7 +141,7 @@ pub(crate) struct Tiers {
     row_bytes: Vec<usize>,
     block_size: usize,
     time_limit: Duration,
-    asking: HashMap<RequestId, Asking>,
+    pending: HashMap<RequestId, PendingQuery>,
     /// Requests whose first missing row another one is asking for.
     followers: HashMap<BlockKey, Vec<RequestId>>,
     num_saving: usize,
@@ -170,7 +170,7 @@ impl Tiers {
             row_bytes,
             block_size,
             time_limit,
-            asking: HashMap::new(),
+            pending: HashMap::new(),
             followers: HashMap::new(),
             num_saving: 0,
             token_s: None,
@@ -183,8 +183,8 @@ impl Tiers {
     }
 
     /// Requests wait for an answer.
-    pub(crate) fn is_asked(&self) -> bool {
-        !self.asking.is_empty()
+    pub(crate) fn has_pending_queries(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Rows are being stored.
@@ -206,22 +206,22 @@ impl Tiers {
                 Err(row) => scheduler.end_save(&row),
             }
         }
-        for ask in scheduler.take_asks() {
-            scheduler.record_external_query(ask.num_tokens);
-            let (id, first) = (ask.request_id, ask.keys[0]);
+        for query in scheduler.take_store_queries() {
+            scheduler.record_external_query(query.num_tokens);
+            let (id, first) = (query.request_id, query.keys[0]);
             let prompt = scheduler.request(id).map(|request| Prompt {
                 token_ids: request.prompt_token_ids.clone(),
                 salt: request.cache_salt.clone(),
                 num_public_tokens: request.num_public_tokens,
-                num_missing_tokens: ask.num_tokens,
+                num_missing_tokens: query.num_tokens,
                 remote: request.kv_remote.clone(),
             });
             let limits = prompt
                 .iter()
                 .flat_map(|prompt| self.stores.iter().filter_map(|store| store.prepare_limit(prompt)));
             let deadline = Instant::now() + self.time_limit + limits.max().unwrap_or_default();
-            let keys = ask.keys.clone();
-            self.asking.insert(id, Asking { ask, deadline });
+            let keys = query.keys.clone();
+            self.pending.insert(id, PendingQuery { query, deadline });
             if let Some(followers) = self.followers.get_mut(&first) {
                 followers.push(id);
                 continue;
@@ -251,18 +251,18 @@ impl Tiers {
             }
         }
         let now = Instant::now();
-        let is_late = |asking: &Asking| asking.deadline <= now;
+        let is_late = |pending: &PendingQuery| pending.deadline <= now;
         let late: Vec<RequestId> =
-            self.asking.iter().filter(|(_, asking)| is_late(asking)).map(|(&id, _)| id).collect();
+            self.pending.iter().filter(|(_, pending)| is_late(pending)).map(|(&id, _)| id).collect();
         for id in late {
             self.stats.num_late += 1;
-            scheduler.end_ask(id);
+            scheduler.end_store_query(id);
             self.end(scheduler, id, false);
         }
     }
 
     fn begin_load(&mut self, scheduler: &mut Scheduler, id: RequestId, homes: &HashMap<BlockKey, usize>) {
-        if !self.asking.contains_key(&id) {
+        if !self.pending.contains_key(&id) {
             return;
         }
         let bytes: usize = homes.keys().map(|key| self.row_bytes[key.group]).sum();
@@ -276,8 +276,8 @@ impl Tiers {
             self.end(scheduler, id, false);
             return;
         };
-        if let Some(asking) = self.asking.get_mut(&id) {
-            asking.deadline =
+        if let Some(pending) = self.pending.get_mut(&id) {
+            pending.deadline =
                 Instant::now() + self.time_limit + Duration::from_secs_f64((PATIENCE * expected_s).min(60.0));
         }
         let rows: Vec<(usize, StoredRow)> =
@@ -294,8 +294,8 @@ impl Tiers {
 
     /// A request has its answer. Those that waited for the same rows ask for the rest, or go on where nothing came.
     fn end(&mut self, scheduler: &mut Scheduler, id: RequestId, has_come: bool) {
-        let Some(asking) = self.asking.remove(&id) else { return };
-        let first = asking.ask.keys[0];
+        let Some(pending) = self.pending.remove(&id) else { return };
+        let first = pending.query.keys[0];
         if let Some(followers) = self.followers.get_mut(&first) {
             // A follower that has become late is only one less; the leader ends the rest.
             if let Some(position) = followers.iter().position(|follower| *follower == id) {
@@ -304,13 +304,13 @@ impl Tiers {
             }
         }
         for follower in self.followers.remove(&first).unwrap_or_default() {
-            if self.asking.remove(&follower).is_none() {
+            if self.pending.remove(&follower).is_none() {
                 continue;
             }
             if has_come {
-                scheduler.ask_again(follower);
+                scheduler.query_stores_again(follower);
             } else {
-                scheduler.end_ask(follower);
+                scheduler.end_store_query(follower);
             }
         }
     }

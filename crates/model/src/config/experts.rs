@@ -31,7 +31,7 @@ pub struct ExpertConfig {
     pub groups: Option<RouteGroups>,
     pub normalizes: bool,
     pub scale: f32,
-    /// One entry a layer: whether it has experts.
+    /// One entry per layer: whether it has experts.
     pub layers: Vec<bool>,
 }
 

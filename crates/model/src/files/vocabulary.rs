@@ -22,9 +22,9 @@ pub struct GgufVocabFields {
     /// Which regular expression splits text before BPE.
     pub pre: Option<String>,
     pub tokens: Vec<String>,
-    /// 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; one a token, or empty.
+    /// 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; one per token, or empty.
     pub token_types: Vec<i32>,
-    /// One a token, or empty.
+    /// One per token, or empty.
     pub scores: Vec<f32>,
     pub merges: Vec<String>,
     pub bos_token_id: Option<TokenId>,

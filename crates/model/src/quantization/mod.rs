@@ -359,7 +359,7 @@ impl fmt::Display for QuantizationConfig {
                 }
                 write!(f, ", {} activation scales", if is_static { "static" } else { "dynamic" })
             }
-            QuantMethod::Int8 => write!(f, "int8, one scale a row"),
+            QuantMethod::Int8 => write!(f, "int8, one scale per row"),
             QuantMethod::Mxfp4 => write!(f, "mxfp4, blocks of 32"),
             QuantMethod::Awq { bits, group_size, .. } => {
                 write!(f, "awq, {bits} bits, {}", groups(group_size))

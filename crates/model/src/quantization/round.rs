@@ -1,6 +1,6 @@
 //! `--quantization`: weights in floats are rounded while they are loaded, so that an unquantised checkpoint runs small.
 //!
-//! `fp8` rounds linear layers to e4m3 with a scale a row, and leaves embeddings and the head, as vLLM's flag does. `q8` and `q4`
+//! `fp8` rounds linear layers to e4m3 with a scale per row, and leaves embeddings and the head, as vLLM's flag does. `q8` and `q4`
 //! round everything: linear layers to Q8_0 or Q4_K (Q4_1 where rows are not whole blocks of 256), embeddings and head to Q8_0.
 //! What is quantised already, vectors, routers of experts, and rows that are not whole blocks stay as they are; with `fp8` experts do
 //! too.

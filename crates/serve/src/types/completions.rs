@@ -56,7 +56,7 @@ pub struct CompletionChoice {
     pub token_ids: Option<Vec<TokenId>>,
 }
 
-/// Parallel lists, one entry a token.
+/// Parallel lists, one entry per token.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct CompletionLogprobs {
     pub tokens: Vec<String>,

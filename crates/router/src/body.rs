@@ -53,7 +53,7 @@ impl Kind {
 
 /// What was found in a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct BodySummary {
     pub model: Option<String>,
     pub user: Option<String>,
     pub stream: bool,
@@ -67,11 +67,11 @@ pub struct Ask {
     pub token_ids: Vec<u32>,
 }
 
-impl Ask {
+impl BodySummary {
     /// Reads a body. `max_text` bytes of the prompt are kept. A body that is not JSON says nothing.
     pub fn read(body: &[u8], max_text: usize) -> Self {
         let Ok(fields) = serde_json::from_slice::<Fields>(body) else { return Self::default() };
-        let mut ask = Self {
+        let mut body = Self {
             model: fields.model.0,
             user: fields.user.0.or(fields.prompt_cache_key.0),
             stream: fields.stream.0,
@@ -80,18 +80,18 @@ impl Ask {
         };
         let parts = [fields.system, fields.instructions, fields.messages, fields.prompt, fields.input];
         for mut part in parts {
-            ask.text_bytes += part.num_bytes;
-            let room = max_text.saturating_sub(ask.text.len());
+            body.text_bytes += part.num_bytes;
+            let room = max_text.saturating_sub(body.text.len());
             part.text.truncate(room);
-            ask.text.append(&mut part.text);
-            if ask.token_ids.is_empty() {
-                ask.token_ids = part.token_ids;
+            body.text.append(&mut part.text);
+            if body.token_ids.is_empty() {
+                body.token_ids = part.token_ids;
             }
         }
-        ask
+        body
     }
 
-    /// Roughly, where it is not known: four bytes a token.
+    /// Roughly, where it is not known: four bytes per token.
     pub fn num_prompt_tokens(&self) -> usize {
         if self.token_ids.is_empty() { self.text_bytes / 4 } else { self.token_ids.len() }
     }
@@ -139,7 +139,7 @@ struct Part {
     lone: Option<u32>,
 }
 
-/// What is kept of the texts of one part; `Ask::read` keeps less.
+/// What is kept of the texts of one part; `BodySummary::read` keeps less.
 const MAX_PART_TEXT: usize = 64 << 10;
 
 impl Part {
@@ -282,20 +282,20 @@ lenient!(Flag, visit_bool, bool, Flag);
 mod tests {
     use super::*;
 
-    fn read(body: &str) -> Ask {
-        Ask::read(body.as_bytes(), 1 << 10)
+    fn read(body: &str) -> BodySummary {
+        BodySummary::read(body.as_bytes(), 1 << 10)
     }
 
     #[test]
     fn chats_are_the_texts_of_their_messages() {
-        let ask = read(
+        let body = read(
             r#"{"model":"m","stream":true,"user":"u","temperature":0.5,"messages":[
                 {"role":"system","content":"Be kind."},
                 {"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#,
         );
-        assert_eq!((ask.model.as_deref(), ask.user.as_deref(), ask.stream), (Some("m"), Some("u"), true));
-        assert_eq!(ask.text, b"system\0Be kind.\0user\0text\0Hi\0");
-        assert_eq!((ask.text_bytes, ask.token_ids.len()), (24, 0));
+        assert_eq!((body.model.as_deref(), body.user.as_deref(), body.stream), (Some("m"), Some("u"), true));
+        assert_eq!(body.text, b"system\0Be kind.\0user\0text\0Hi\0");
+        assert_eq!((body.text_bytes, body.token_ids.len()), (24, 0));
     }
 
     #[test]
@@ -311,18 +311,18 @@ mod tests {
     #[test]
     fn whatever_else_it_is_it_says_nothing() {
         for body in ["", "{", "[]", "null", "{\"prompt\":", "\"x\""] {
-            assert_eq!(read(body), Ask::default(), "{body}");
+            assert_eq!(read(body), BodySummary::default(), "{body}");
         }
         let odd = read(r#"{"model":[1],"user":{"a":1},"stream":"yes","prompt":{"a":[1.5,-2,true,null]}}"#);
-        assert_eq!(odd, Ask::default());
+        assert_eq!(odd, BodySummary::default());
         let deep = format!("{{\"prompt\":{}{}}}", "[".repeat(500), "]".repeat(500));
-        assert_eq!(read(&deep), Ask::default());
+        assert_eq!(read(&deep), BodySummary::default());
     }
 
     #[test]
     fn long_texts_are_cut() {
-        let ask = read(&format!("{{\"prompt\":\"{}\"}}", "x".repeat(5000)));
-        assert_eq!((ask.text.len(), ask.text_bytes), (1 << 10, 5000));
+        let body = read(&format!("{{\"prompt\":\"{}\"}}", "x".repeat(5000)));
+        assert_eq!((body.text.len(), body.text_bytes), (1 << 10, 5000));
     }
 
     #[test]
