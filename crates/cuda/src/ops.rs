@@ -352,6 +352,10 @@ impl Run<'_> {
         let device = &*self.device;
         let kv = device.kv.as_ref().ok_or_else(|| unsupported("attention without a KV cache"))?;
         let spec = kv.layer_spec(op.layer);
+        // Heads of 256 have no registers left for them, and no model has both.
+        if op.sinks.is_some() && tiled.is_some() && spec.head_dim > 128 {
+            return Err(unsupported(format!("attention sinks with heads of {}", spec.head_dim)));
+        }
         let width = op.num_heads * spec.head_dim;
         let slots = self.num_partials.get(op.plan).copied().unwrap_or(0) as usize;
         let partial_bytes = device.partials.bytes() / PARTIAL_LSE_SHARE * (PARTIAL_LSE_SHARE - 1);

@@ -224,9 +224,11 @@ __device__ __forceinline__ Items items_of(const AttentionParams& p, const PlanHe
 // What a packed row of an item is multiplied with when it is stored.
 __device__ __forceinline__ float row_factor(
     const AttentionParams& p, const AttentionItem& item, u32 kv_head, u32 packed, float max, float total) {
+#if HEAD_DIM <= 128 // `ops.rs` refuses sinks with larger heads
     u32 group = p.num_heads / p.num_kv_heads;
-    float all = with_sink(p, kv_head * group + packed % group, item.partial == NONE, max, total);
-    return all > 0.0f ? 1.0f / all : 0.0f;
+    total = with_sink(p, kv_head * group + packed % group, item.partial == NONE, max, total);
+#endif
+    return total > 0.0f ? 1.0f / total : 0.0f;
 }
 
 // Two neighbouring values of a packed row of an item: to the output, or to the item's partial slot.

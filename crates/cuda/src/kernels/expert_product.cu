@@ -74,9 +74,12 @@ __device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8],
     return sum;
 }
 
+// Blocks that a multiprocessor holds, where registers for so many are enough: Q5_K wants more.
+__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : 3;
+
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
-KERNEL __launch_bounds__(256, 3) expert_gated(const ExpertParams p) {
+KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) {
     constexpr u32 AHEAD = FORMAT == 0 ? 2 : 4; // f32 is twice as large
     __shared__ float own[2 * MAX_SLOTS];
     u32 token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -12,7 +12,7 @@ KERNEL __launch_bounds__(128) choose_many(const RouteParams p) {
 }
 
 // One block.
-KERNEL __launch_bounds__(1024) sort_slots(const SortParams p) {
+KERNEL __launch_bounds__(1024, 1) sort_slots(const SortParams p) {
     __shared__ u32 counts[MAX_SORTED], sums[32];
     allow_next();
     wait_for_previous();
