@@ -138,7 +138,7 @@ async fn wrong_graphs_are_refused_and_disturb_nobody() {
 async fn a_changed_graph_has_a_higher_version() {
     let client = graph_client().await;
     client.ok("/v1/graphs", &ring("g")).await;
-    refused(&client, "/v1/graphs", &ring("g"), StatusCode::CONFLICT, "is there in version 1").await;
+    refused(&client, "/v1/graphs", &ring("g"), StatusCode::CONFLICT, "exists in version 1").await;
     let before = rows(&client.ok("/v1/graphs/g/embeddings", &json!({})).await);
     let mut changed = ring("g");
     changed["version"] = 2.into();
