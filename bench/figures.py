@@ -11,6 +11,7 @@ in the folder (`kernels.json`) what made them.
 
 import json
 import pathlib
+import re
 import subprocess
 import time
 
@@ -30,7 +31,9 @@ def commit():
 
 def shown(command):
     """A command as a reader would type it: no folders of this machine."""
-    return " ".join(part.name if isinstance(part, pathlib.PurePath) else str(part) for part in command)
+    words = [part.name if isinstance(part, pathlib.PurePath) else str(part) for part in command]
+    # Paths may also stand within JSON.
+    return " ".join(re.sub(r'"/[^"]*/', '"', word) for word in words)
 
 
 def made_by(command):
