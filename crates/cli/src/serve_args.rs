@@ -154,10 +154,10 @@ pub struct ListenArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tools, reasoning and responses")]
 pub struct ChatFormatArgs {
-    /// How the model calls functions: auto (as its chat template shows), hermes, llama3_json, mistral, json or none
+    /// How the model calls functions: auto (as its chat template shows), hermes, llama3_json, mistral, openai (gpt-oss), json or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ToolFormat>)]
     pub tool_call_parser: ParserChoice<ToolFormat>,
-    /// How the model writes its reasoning: auto (as its chat template shows), deepseek_r1, qwen3, mistral or none
+    /// How the model writes its reasoning: auto (as its chat template shows), deepseek_r1, qwen3, mistral, openai_gptoss or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ReasoningFormat>)]
     pub reasoning_parser: ParserChoice<ReasoningFormat>,
     /// Accepted for vLLM's users: functions can always be called

@@ -90,6 +90,16 @@ pub struct ChatOptions {
     pub skips_reasoning: bool,
 }
 
+/// Variables for a template, with how hard to think in the words of those that know how to say it.
+pub fn with_effort(kwargs: Option<Map<String, Value>>, effort: Option<String>) -> Option<Map<String, Value>> {
+    let Some(effort) = effort else { return kwargs };
+    let mut kwargs = kwargs.unwrap_or_default();
+    let thinks = !["none", "minimal"].contains(&&*effort);
+    kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
+    kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+    Some(kwargs)
+}
+
 /// A conversation as a prompt.
 #[derive(Debug)]
 pub struct ChatPrompt {
@@ -110,9 +120,8 @@ pub fn chat_prompt(app: &App, conversation: Conversation) -> Result<ChatPrompt, 
     }
     let mut rendered = render(app, messages, &tools, &options)?;
     let skipped = app.chat_format.reasoning.filter(|_| options.skips_reasoning);
-    if let Some(reasoning) = skipped.filter(|reasoning| reasoning.is_open_in(&rendered)) {
-        rendered.push_str(reasoning.closing());
-        rendered.push_str("\n\n");
+    if let Some(closing) = skipped.and_then(|reasoning| reasoning.skipped_after(&rendered)) {
+        rendered.push_str(&closing);
     }
     check_length(app, &rendered, "messages")?;
     let token_ids = match options.add_special_tokens {

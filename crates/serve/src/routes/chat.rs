@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::generation::{Generation, Update};
 use crate::logprobs::{self, finish_name};
 use crate::params::{ApiFields, Show};
-use crate::prepare::{ChatOptions, Conversation};
+use crate::prepare::{ChatOptions, Conversation, with_effort};
 use crate::sse::{self, Events};
 use crate::state::App;
 use crate::structured;
@@ -106,7 +106,7 @@ async fn answer<M: Default>(
         continue_final_message: chat.continue_final_message,
         add_special_tokens: chat.add_special_tokens,
         documents: chat.documents,
-        chat_template_kwargs: chat.chat_template_kwargs,
+        chat_template_kwargs: with_effort(chat.chat_template_kwargs, chat.reasoning_effort),
         skips_reasoning: false,
     };
     let conversation = |messages: Messages| Conversation {

@@ -53,6 +53,8 @@ pub struct ChatFieldsOf<M: Default> {
     pub documents: Option<Vec<Value>>,
     /// Variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// How hard to think before answering (`none`, `minimal`, `low`, `medium`, `high`), for templates that know how to say it.
+    pub reasoning_effort: Option<String>,
     /// Prepend the last message, where it has the role of the answer.
     pub echo: Option<bool>,
     /// Functions that the model may call.

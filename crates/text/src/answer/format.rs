@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use super::channels;
+
 /// How a model writes calls of functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
@@ -11,6 +13,8 @@ pub enum ToolFormat {
     Llama3Json,
     /// `[TOOL_CALLS][{"name": …, "arguments": …}]`, or `[TOOL_CALLS]name[ARGS]{…}` as newer ones do.
     Mistral,
+    /// A message of the `commentary` channel to `functions.NAME`: gpt-oss.
+    OpenAi,
     /// An object or a list of objects without any mark.
     Json,
 }
@@ -24,6 +28,8 @@ pub enum ReasoningFormat {
     Qwen3,
     /// `[THINK]…[/THINK]`.
     Mistral,
+    /// Messages of the `analysis` channel: gpt-oss.
+    OpenAi,
 }
 
 /// The name of a format that does not exist.
@@ -41,7 +47,7 @@ impl ToolFormat {
             Self::Hermes => Some("<tool_call>"),
             Self::Llama3Json => Some("<|python_tag|>"),
             Self::Mistral => Some("[TOOL_CALLS]"),
-            Self::Json => None,
+            Self::OpenAi | Self::Json => None,
         }
     }
 
@@ -57,7 +63,9 @@ impl ToolFormat {
 
     /// What a template that shows calls of earlier turns teaches its model.
     pub fn of_template(source: &str) -> Option<Self> {
-        if source.contains("[TOOL_CALLS]") {
+        if source.contains("<|channel|>commentary") {
+            Some(Self::OpenAi)
+        } else if source.contains("[TOOL_CALLS]") {
             Some(Self::Mistral)
         } else if source.contains("<tool_call>") {
             Some(Self::Hermes)
@@ -70,26 +78,34 @@ impl ToolFormat {
 }
 
 impl ReasoningFormat {
-    pub(super) fn tags(self) -> (&'static str, &'static str) {
+    /// What stands before reasoning.
+    pub(super) fn opening(self) -> &'static str {
         match self {
-            Self::DeepSeekR1 | Self::Qwen3 => ("<think>", "</think>"),
-            Self::Mistral => ("[THINK]", "[/THINK]"),
+            Self::DeepSeekR1 | Self::Qwen3 => "<think>",
+            Self::Mistral => "[THINK]",
+            Self::OpenAi => channels::PROMPT_END,
         }
     }
 
-    /// The text that ends reasoning.
-    pub fn closing(self) -> &'static str {
-        self.tags().1
+    pub(super) fn closing(self) -> &'static str {
+        match self {
+            Self::DeepSeekR1 | Self::Qwen3 => "</think>",
+            Self::Mistral => "[/THINK]",
+            Self::OpenAi => channels::ANSWER_BEGIN,
+        }
     }
 
-    /// True where the text ends in open reasoning.
-    pub fn is_open_in(self, prompt: &str) -> bool {
-        prompt.trim_end().ends_with(self.tags().0)
+    /// What a prompt that leaves reasoning to the model lacks for an answer without any.
+    pub fn skipped_after(self, prompt: &str) -> Option<String> {
+        let space = if self == Self::OpenAi { "" } else { "\n\n" };
+        prompt.trim_end().ends_with(self.opening()).then(|| format!("{}{space}", self.closing()))
     }
 
     /// Whether a prompt opens the tag is seen in the prompt, so one format does for all that use these tags.
     pub fn of_template(source: &str) -> Option<Self> {
-        if source.contains("[THINK]") {
+        if source.contains("<|channel|>analysis") {
+            Some(Self::OpenAi)
+        } else if source.contains("[THINK]") {
             Some(Self::Mistral)
         } else if source.contains("<think>") || source.contains("</think>") {
             Some(Self::Qwen3)
@@ -107,10 +123,11 @@ impl FromStr for ToolFormat {
             "hermes" => Ok(Self::Hermes),
             "llama3_json" => Ok(Self::Llama3Json),
             "mistral" => Ok(Self::Mistral),
+            "openai" => Ok(Self::OpenAi),
             "json" => Ok(Self::Json),
             _ => Err(UnknownFormat {
                 name: name.to_owned(),
-                known: "auto, none, hermes, llama3_json, mistral or json",
+                known: "auto, none, hermes, llama3_json, mistral, openai or json",
             }),
         }
     }
@@ -124,9 +141,10 @@ impl FromStr for ReasoningFormat {
             "deepseek_r1" => Ok(Self::DeepSeekR1),
             "qwen3" => Ok(Self::Qwen3),
             "mistral" => Ok(Self::Mistral),
+            "openai_gptoss" => Ok(Self::OpenAi),
             _ => Err(UnknownFormat {
                 name: name.to_owned(),
-                known: "auto, none, deepseek_r1, qwen3 or mistral",
+                known: "auto, none, deepseek_r1, qwen3, mistral or openai_gptoss",
             }),
         }
     }

@@ -5,6 +5,7 @@
 //! identifiers of calls come from a function of the caller's. What is held back is bounded.
 
 mod call;
+mod channels;
 mod events;
 mod format;
 mod json;
@@ -15,6 +16,7 @@ mod tools;
 
 use std::sync::Arc;
 
+use channels::ChannelParser;
 pub use events::{AnswerEvent, append as append_events};
 use events::{push_arguments, push_content};
 pub use format::{ReasoningFormat, ToolFormat, UnknownFormat};
@@ -57,27 +59,41 @@ pub struct AnswerOptions {
 impl AnswerOptions {
     /// The texts that begin and end the parts of an answer. Where they are special tokens, these must be shown.
     pub fn marks(&self) -> Vec<&'static str> {
-        let reasoning = self.reasoning.map(ReasoningFormat::tags);
+        let reasoning = match self.reasoning {
+            _ if self.has_channels() => channels::MARKS.to_vec(),
+            Some(format) => vec![format.opening(), format.closing()],
+            None => Vec::new(),
+        };
         let calls = match &self.calls {
             CallMode::Auto { format, .. } => [format.marker(), format.closing()],
             _ => [None, None],
         };
-        reasoning
-            .into_iter()
-            .flat_map(|(open, close)| [open, close])
-            .chain(calls.into_iter().flatten())
-            .collect()
+        reasoning.into_iter().chain(calls.into_iter().flatten()).collect()
+    }
+
+    /// The answer is written in channels, calls and all.
+    fn has_channels(&self) -> bool {
+        self.reasoning == Some(ReasoningFormat::OpenAi)
+            || matches!(self.calls, CallMode::Auto { format: ToolFormat::OpenAi, .. })
     }
 }
 
 /// Reads one answer.
 #[derive(Debug)]
 pub struct AnswerParser {
-    reasoning: Option<ReasoningParser>,
+    frame: Frame,
     calls: Calls,
     /// The whole text is calls: the rest of one that was cut off is not content.
     only_calls: bool,
     parallel: bool,
+}
+
+/// What an answer is wrapped in.
+#[derive(Debug)]
+enum Frame {
+    None,
+    Reasoning(ReasoningParser),
+    Channels { parser: ChannelParser, shows_reasoning: bool },
 }
 
 #[derive(Debug)]
@@ -91,6 +107,14 @@ impl AnswerParser {
     /// `prompt` is the text that the answer continues; it may have opened the reasoning.
     pub fn new(options: AnswerOptions, prompt: &str) -> Self {
         let new_id = options.new_id;
+        let frame = match options.reasoning {
+            _ if options.has_channels() => Frame::Channels {
+                parser: ChannelParser::new(prompt, matches!(options.calls, CallMode::Auto { .. }), new_id),
+                shows_reasoning: options.reasoning.is_some(),
+            },
+            Some(format) => Frame::Reasoning(ReasoningParser::new(format, prompt)),
+            None => Frame::None,
+        };
         let only_calls = matches!(options.calls, CallMode::Required { .. });
         let calls = match options.calls {
             CallMode::None => Calls::None,
@@ -100,13 +124,16 @@ impl AnswerParser {
                 Calls::Named(NamedCall { name, new_id, begun: false, spaces: String::new() })
             }
         };
-        let reasoning = options.reasoning.map(|format| ReasoningParser::new(format, prompt));
-        Self { reasoning, calls, only_calls, parallel: options.parallel }
+        Self { frame, calls, only_calls, parallel: options.parallel }
     }
 
     /// True while the model reasons.
     pub fn is_reasoning(&self) -> bool {
-        self.reasoning.as_ref().is_some_and(ReasoningParser::is_inside)
+        match &self.frame {
+            Frame::None => false,
+            Frame::Reasoning(parser) => parser.is_inside(),
+            Frame::Channels { parser, shows_reasoning } => *shows_reasoning && parser.is_inside(),
+        }
     }
 
     fn answer(&mut self, text: &str, out: &mut Vec<AnswerEvent>) {
@@ -114,6 +141,31 @@ impl AnswerParser {
             Calls::None => push_content(out, text),
             Calls::Written(parser) => parser.push(text, out),
             Calls::Named(call) => call.push(text, out),
+        }
+    }
+
+    /// One step of an answer in channels.
+    fn in_channels(
+        &mut self,
+        out: &mut Vec<AnswerEvent>,
+        step: impl FnOnce(&mut ChannelParser, &mut Vec<AnswerEvent>, &mut String),
+    ) {
+        let Frame::Channels { parser, shows_reasoning } = &mut self.frame else { return };
+        let mut answer = String::new();
+        if *shows_reasoning {
+            step(parser, out, &mut answer);
+        } else {
+            let mut events = Vec::new();
+            step(parser, &mut events, &mut answer);
+            for event in events {
+                match event {
+                    AnswerEvent::Reasoning(text) => answer.push_str(&text),
+                    event => append_events(out, vec![event]),
+                }
+            }
+        }
+        if !answer.is_empty() {
+            self.answer(&answer, out);
         }
     }
 
@@ -134,22 +186,32 @@ impl AnswerParser {
 
 impl OutputParser for AnswerParser {
     fn push(&mut self, text: &str, out: &mut Vec<AnswerEvent>) {
-        match &mut self.reasoning {
-            None => self.answer(text, out),
-            Some(reasoning) => {
-                let mut answer = String::new();
+        let mut answer = String::new();
+        match &mut self.frame {
+            Frame::None => self.answer(text, out),
+            Frame::Reasoning(reasoning) => {
                 reasoning.push(text, out, &mut answer);
                 self.answer(&answer, out);
             }
+            Frame::Channels { .. } => text.chars().for_each(|c| {
+                // In their order: an answer may come before a call.
+                self.in_channels(out, |parser, out, answer| parser.step(c, out, answer));
+            }),
         }
         self.drop_surplus(out);
     }
 
     fn finish(&mut self, out: &mut Vec<AnswerEvent>) {
-        if let Some(reasoning) = &mut self.reasoning {
-            let mut answer = String::new();
-            reasoning.finish(out, &mut answer);
-            self.answer(&answer, out);
+        match &mut self.frame {
+            Frame::None => {}
+            Frame::Reasoning(reasoning) => {
+                let mut answer = String::new();
+                reasoning.finish(out, &mut answer);
+                self.answer(&answer, out);
+            }
+            Frame::Channels { .. } => {
+                self.in_channels(out, |parser, out, answer| parser.finish(out, answer));
+            }
         }
         match &mut self.calls {
             Calls::None => {}

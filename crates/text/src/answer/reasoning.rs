@@ -35,7 +35,7 @@ pub struct ReasoningParser {
 impl ReasoningParser {
     /// `prompt` is the text that the answer continues.
     pub fn new(format: ReasoningFormat, prompt: &str) -> Self {
-        let (open, close) = format.tags();
+        let (open, close) = (format.opening(), format.closing());
         let prompt = prompt.trim_end();
         let begins_inside = match format {
             _ if prompt.ends_with(open) => true,

@@ -238,6 +238,85 @@ fn calls_follow_reasoning() {
 }
 
 #[test]
+fn channels() {
+    let (prompt, format) = ("<|start|>assistant", ReasoningFormat::OpenAi);
+    let plain = thinking(format);
+    check_with(
+        &plain,
+        prompt,
+        "<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>final<|message|>c < d",
+        "[a b]c < d",
+    );
+    check_with(&plain, prompt, "<|channel|>final<|message|>x<|return|>", "x");
+    check_with(&plain, prompt, "<|channel|>analysis<|message|>cut <|en", "[cut <|en]");
+    check_with(&plain, prompt, "<|channel|>analysis<|mess", "");
+    check_with(&plain, prompt, "", "");
+    // Without a header, and with a prompt that has written it.
+    check_with(&plain, prompt, "to be <b>", "to be <b>");
+    check_with(&plain, "<|start|>assistant<|channel|>final<|message|>", "{\"a\": 1}", "{\"a\": 1}");
+    check_with(&plain, "<|start|>assistant<|channel|>analysis<|message|>I", " see<|end|>", "[ see]");
+    check_with(
+        &plain,
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant",
+        "<|channel|>final<|message|>x",
+        "x",
+    );
+    // What nobody offered is not shown, and two headers in a row are one.
+    check_with(&plain, prompt, "<|channel|>commentary to=python code<|message|>1 + 1<|call|>", "");
+    check_with(&plain, prompt, "<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "[a]b");
+    let both = AnswerOptions { reasoning: Some(format), ..calls(ToolFormat::OpenAi) };
+    check_with(
+        &both,
+        prompt,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+         <|start|>assistant to=functions.add<|channel|>commentary <|constrain|>json<|message|>{\"a\": 1}<|call|>",
+        "[Hm.]I look.add({\"a\": 1})",
+    );
+    check_with(
+        &both,
+        prompt,
+        "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>commentary to=functions.x",
+        "x({})commentary to=functions.x",
+    );
+    check_with(
+        &both,
+        prompt,
+        "<|channel|>commentary to=functions.add json<|message|>{\"a\": ",
+        "add({\"a\": )",
+    );
+    check_with(
+        &AnswerOptions { parallel: false, ..both.clone() },
+        prompt,
+        " to=functions.add<|channel|>commentary json<|message|>{}<|call|><|start|>assistant to=functions.x<|channel|>commentary json<|message|>{}<|call|>",
+        "add({})",
+    );
+    // Reasoning that is not asked for is part of the answer.
+    check_with(
+        &calls(ToolFormat::OpenAi),
+        prompt,
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+        "ab",
+    );
+    let required = AnswerOptions {
+        reasoning: Some(format),
+        calls: CallMode::Required { names: names() },
+        ..calls(ToolFormat::OpenAi)
+    };
+    check_with(
+        &required,
+        "<|start|>assistant<|channel|>final<|message|>",
+        "[{\"name\": \"add\", \"parameters\": {}}]",
+        "add({})",
+    );
+    assert_eq!(format.skipped_after("x<|start|>assistant").as_deref(), Some("<|channel|>final<|message|>"));
+    assert_eq!(format.skipped_after("x<|start|>assistant<|channel|>final<|message|>"), None);
+    assert!(both.marks().contains(&"<|call|>"));
+    // A header without an end is bounded.
+    let long = format!("<|channel|>{}", "x".repeat(4096));
+    assert_eq!(show(&read(&plain, prompt, [long.as_str()])), long);
+}
+
+#[test]
 fn templates_choose_the_format() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat-templates");
     let check = |name: &str, format: Option<ToolFormat>, reasoning: Option<ReasoningFormat>| {
@@ -254,6 +333,7 @@ fn templates_choose_the_format() {
     check("mistralai-Mistral-Nemo-Instruct-2407", Some(ToolFormat::Mistral), None);
     check("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", None, qwen3);
     check("google-gemma-2-2b-it", None, None);
+    check("openai-gpt-oss-120b", Some(ToolFormat::OpenAi), Some(ReasoningFormat::OpenAi));
 }
 
 /// Texts made of the parts that matter to the formats.
@@ -266,6 +346,12 @@ fn texts() -> impl Strategy<Value = String> {
         "<|python_tag|>",
         "<think>",
         "</think>",
+        "<|channel|>",
+        "<|message|>",
+        "<|call|>",
+        "<|start|>assistant",
+        "analysis",
+        "to=functions.add",
         "{",
         "}",
         "[",
@@ -295,9 +381,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn random_cuts_change_nothing(text in texts(), cuts in proptest::collection::vec(any::<bool>(), 400)) {
-        let formats = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral, ToolFormat::Json];
+        let formats = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral, ToolFormat::OpenAi, ToolFormat::Json];
         for format in formats {
-            for reasoning in [None, Some(ReasoningFormat::Qwen3), Some(ReasoningFormat::DeepSeekR1)] {
+            let ways = [ReasoningFormat::Qwen3, ReasoningFormat::DeepSeekR1, ReasoningFormat::OpenAi].map(Some);
+            for reasoning in ways.into_iter().chain([None]) {
                 let options = AnswerOptions { reasoning, ..calls(format) };
                 let whole = read(&options, "", [text.as_str()]);
                 let pieces = cut(&text, |number| cuts[number % cuts.len()]);

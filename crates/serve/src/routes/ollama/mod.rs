@@ -23,7 +23,7 @@ use crate::error::ApiError;
 use crate::generation::{Generation, GenerationRequest, Update};
 use crate::ids;
 use crate::params::{ApiFields, sampling_params};
-use crate::prepare::{self, ChatOptions, Conversation};
+use crate::prepare::{self, ChatOptions, Conversation, with_effort};
 use crate::sse::{self, Events};
 use crate::state::{App, InFlight};
 use crate::structured;
@@ -105,11 +105,13 @@ pub async fn generate(
     question.answer(&app, in_flight, &tenant, conversation).await
 }
 
-/// `think: false` asks a model that reasons not to.
+/// `think: false` asks a model that reasons not to, `think: "low"` how hard to.
 fn thinking(think: Option<&Value>) -> ChatOptions {
+    let effort = think.and_then(Value::as_str).map(str::to_owned);
     let kwargs = think.filter(|think| !think.is_null()).map(|think| {
         Map::from_iter([("enable_thinking".to_owned(), Value::Bool(*think != Value::Bool(false)))])
     });
+    let kwargs = with_effort(kwargs, effort);
     ChatOptions { chat_template_kwargs: kwargs, ..ChatOptions::default() }
 }
 

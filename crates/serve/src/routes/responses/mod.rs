@@ -9,7 +9,7 @@ use axum::Extension;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use baton_core::StructuredOutput;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::answer::Streamed;
@@ -19,7 +19,7 @@ use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::ids;
 use crate::params::{ApiFields, Show};
-use crate::prepare::{ChatOptions, Conversation};
+use crate::prepare::{ChatOptions, Conversation, with_effort};
 use crate::sse;
 use crate::state::App;
 use crate::store::{Stored, Turns};
@@ -27,8 +27,8 @@ use crate::structured::{self, StructuredRequest};
 use crate::tools::{Described, ToolChoice, ToolUse, check_type, keep_allowed, mode_of};
 use crate::types::common::{Others, SamplingFields};
 use crate::types::responses::{
-    DeletedResponse, InputItems, ReasoningOptions, ResponseFields, ResponseInput, ResponseObject,
-    ResponseToolChoice, TextFormat,
+    DeletedResponse, InputItems, ResponseFields, ResponseInput, ResponseObject, ResponseToolChoice,
+    TextFormat,
 };
 use crate::types::tools::Function;
 
@@ -201,7 +201,10 @@ fn chat_request(
     messages.extend(asked.instructions.map(|instructions| input::turn("system", instructions)));
     messages.extend(turns.iter().cloned());
     let options = ChatOptions {
-        chat_template_kwargs: template_kwargs(asked.chat_template_kwargs, asked.reasoning),
+        chat_template_kwargs: with_effort(
+            asked.chat_template_kwargs,
+            asked.reasoning.and_then(|reasoning| reasoning.effort),
+        ),
         ..ChatOptions::default()
     };
     let tools = ToolUse::new(tools, choice, asked.parallel_tool_calls)?;
@@ -214,19 +217,6 @@ fn chat_request(
         clamps_length: true,
         prediction: None,
     })
-}
-
-/// How hard to think, in the words of the templates that know how to say it.
-fn template_kwargs(
-    kwargs: Option<Map<String, Value>>,
-    reasoning: Option<ReasoningOptions>,
-) -> Option<Map<String, Value>> {
-    let Some(effort) = reasoning.and_then(|reasoning| reasoning.effort) else { return kwargs };
-    let mut kwargs = kwargs.unwrap_or_default();
-    let thinks = !["none", "minimal"].contains(&&*effort);
-    kwargs.entry("enable_thinking").or_insert(Value::Bool(thinks));
-    kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
-    Some(kwargs)
 }
 
 /// Answers at once; a task of its own makes the response and puts it into the store.
