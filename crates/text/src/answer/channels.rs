@@ -3,8 +3,6 @@
 //! A message is `<|channel|>NAME<|message|>TEXT<|end|>`; the next one begins with `<|start|>assistant`, which the prompt has written for
 //! the first. A header may say `to=functions.NAME`: then the text is the arguments of a call. What has no header is answer.
 
-use std::sync::Arc;
-
 use super::events::{AnswerEvent, push_arguments, push_reasoning};
 
 const CHANNEL: &str = "<|channel|>";
@@ -62,7 +60,7 @@ impl ChannelParser {
         };
         if let Some(message) = message.filter(is_within) {
             let header = &prompt[..message - MESSAGE.len()];
-            parser.enter(&header[header.rfind(START).unwrap_or(0)..].to_owned(), &mut Vec::new());
+            parser.enter(&header[header.rfind(START).unwrap_or(0)..], &mut Vec::new());
         }
         parser
     }
@@ -172,7 +170,7 @@ impl ChannelParser {
         match self.state {
             // What looked like a header to the end is one that was cut off, if it has a mark.
             State::Header { is_first: true } if !MARKS.iter().any(|mark| held.contains(mark)) => {
-                answer.push_str(&held)
+                answer.push_str(&held);
             }
             _ => self.show(&held, out, answer),
         }

@@ -210,7 +210,7 @@ impl OutputParser for AnswerParser {
                 self.answer(&answer, out);
             }
             Frame::Channels { .. } => {
-                self.in_channels(out, |parser, out, answer| parser.finish(out, answer));
+                self.in_channels(out, ChannelParser::finish);
             }
         }
         match &mut self.calls {
