@@ -11,6 +11,9 @@ use super::simd::Simd;
 /// Below this e^x is no normal number; it is taken as 0.
 const EXP_LOW: f32 = -87.33;
 const EXP_HIGH: f32 = 88.37;
+/// e^x for small x, the highest power first.
+const EXP_SERIES: [f32; 8] =
+    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5, 1.0, 1.0];
 
 /// e^x: 1 at 0 and 0 at minus infinity, exactly.
 #[inline(always)]
@@ -21,11 +24,38 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // ln 2 in two parts, the first of which has few enough bits to multiply without loss.
     let rest = S::fma(whole, S::splat(-0.693_359_4), bounded);
     let rest = S::fma(whole, S::splat(2.121_944_4e-4), rest);
-    let mut series = S::splat(1.987_569_1e-4);
-    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5, 1.0, 1.0] {
+    let mut series = S::splat(EXP_SERIES[0]);
+    for &coefficient in &EXP_SERIES[1..] {
         series = S::fma(series, rest, S::splat(coefficient));
     }
     S::zero_below(S::mul(series, S::exp2_int(power)), x, EXP_LOW)
+}
+
+/// The same for several vectors of numbers that are not above 0, to the same last bit: the vectors' steps come one beside the
+/// other, so that none waits for another's result.
+#[inline(always)]
+pub unsafe fn exp_not_above_0<S: Simd, const N: usize>(x: [S::F; N]) -> [S::F; N] {
+    let mut rest = x;
+    let mut powers = [S::splat_int(0); N];
+    for i in 0..N {
+        rest[i] = S::max(x[i], S::splat(EXP_LOW));
+        powers[i] = S::to_int(S::mul(rest[i], S::splat(std::f32::consts::LOG2_E)));
+    }
+    for i in 0..N {
+        let whole = S::to_float(powers[i]);
+        rest[i] = S::fma(whole, S::splat(-0.693_359_4), rest[i]);
+        rest[i] = S::fma(whole, S::splat(2.121_944_4e-4), rest[i]);
+    }
+    let mut series = [S::splat(EXP_SERIES[0]); N];
+    for &coefficient in &EXP_SERIES[1..] {
+        for i in 0..N {
+            series[i] = S::fma(series[i], rest[i], S::splat(coefficient));
+        }
+    }
+    for i in 0..N {
+        series[i] = S::zero_below(S::mul(series[i], S::exp2_int(powers[i])), x[i], EXP_LOW);
+    }
+    series
 }
 
 /// 1 − 2 / (e^2x + 1).

@@ -29,6 +29,8 @@ type S = Avx512<true>;
 /// Up to this many rows keys and values are converted on their way into the products.
 const FEW_ROWS: usize = 6;
 const TILE_PANELS: usize = TILE_KEYS / PANEL_KEYS;
+/// Rows that are multiplied at a time, where there are many.
+const TILE_ROWS: usize = 6;
 /// Values of a line: sixteen pairs.
 const LINE: usize = 32;
 /// Bytes of an opened line.
@@ -88,6 +90,86 @@ unsafe fn dot(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
     _mm512_dpbf16_ps(sum, pairs(a), pairs(b))
 }
 
+/// The keys or the values of the next tile, asked for while this one is multiplied, some lines for every few rows: more at
+/// once than a core can wait for would hold up the loads behind them. They come as far as the second-level cache; the first
+/// is full of rows.
+struct Ahead {
+    panels: Panels,
+    num_panels: usize,
+    panel_bytes: usize,
+    /// The next line, and how many are asked for at a time.
+    panel: usize,
+    offset: usize,
+    step: usize,
+}
+
+impl Ahead {
+    const NONE: Self = Self {
+        panels: [std::ptr::null(); TILE_PANELS],
+        num_panels: 0,
+        panel_bytes: 0,
+        panel: 0,
+        offset: 0,
+        step: 0,
+    };
+
+    #[inline(always)]
+    unsafe fn keys<E: PairElement>(args: &AttentionArgs, tile: usize, rows: usize) -> Self {
+        let key_bytes = args.head_dim * E::BYTES;
+        Self::of(args, tile, rows, key_bytes, |key| {
+            let (keys, _, inside) = args.place(key, E::BYTES);
+            keys.add(inside * key_bytes)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn values<E: PairElement>(args: &AttentionArgs, tile: usize, rows: usize) -> Self {
+        let value_bytes = args.value_dim * E::BYTES;
+        Self::of(args, tile, rows, value_bytes, |key| {
+            let (_, values, inside) = args.place(key, E::BYTES);
+            values.add(inside * value_bytes)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn of(
+        args: &AttentionArgs,
+        tile: usize,
+        rows: usize,
+        key_bytes: usize,
+        start: impl Fn(usize) -> *const u8,
+    ) -> Self {
+        let (mut ahead, next) = (Self::NONE, tile + TILE_KEYS);
+        if rows <= FEW_ROWS {
+            return ahead;
+        }
+        let end = args.kv_end.min(args.keys_end).min(next + TILE_KEYS);
+        while ahead.num_panels < TILE_PANELS && next + ahead.num_panels * PANEL_KEYS < end {
+            ahead.panels[ahead.num_panels] = start(next + ahead.num_panels * PANEL_KEYS);
+            ahead.num_panels += 1;
+        }
+        ahead.panel_bytes = PANEL_KEYS * (key_bytes + args.scale_bytes);
+        let lines = ahead.num_panels * ahead.panel_bytes.div_ceil(64);
+        ahead.step = lines.div_ceil(rows.div_ceil(TILE_ROWS));
+        ahead
+    }
+
+    /// Asks for the next lines, if there are any.
+    #[inline(always)]
+    unsafe fn fetch(&mut self) {
+        for _ in 0..self.step {
+            if self.panel == self.num_panels {
+                return;
+            }
+            S::prefetch_far(self.panels[self.panel].wrapping_add(self.offset));
+            self.offset += 64;
+            if self.offset >= self.panel_bytes {
+                (self.panel, self.offset) = (self.panel + 1, 0);
+            }
+        }
+    }
+}
+
 /// Runs a unit over a cache of `E`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
 pub unsafe fn attend<E: PairElement>(args: &AttentionArgs) {
@@ -118,18 +200,21 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
         for (i, panel) in panels.clone().enumerate() {
             let (block, _, inside) = args.place(panel * PANEL_KEYS, E::BYTES);
             keys[i] = block.add(inside * args.head_dim * E::BYTES);
-            prefetch_around::<S, E>(args, panel * PANEL_KEYS);
+            if rows <= FEW_ROWS {
+                prefetch_around::<S, E>(args, panel * PANEL_KEYS);
+            }
         }
         if rows <= FEW_ROWS && !E::IS_OPEN {
-            return score_rows::<E>(args, &keys, first_panel, panels.len(), 0, rows);
+            return score_rows::<E>(args, &keys, first_panel, panels.len(), 0, rows, &mut Ahead::NONE);
         }
+        let mut ahead = Ahead::keys::<E>(args, tile, rows);
         open::<E>(args, &mut keys, panels.len(), args.head_dim * PANEL_KEYS);
         let mut query = 0;
         while query < args.num_queries {
             let (end, panels) = args.run_of(query, tile);
             if panels > first_panel {
                 let (row, end) = (query * args.group, end * args.group);
-                score_opened(args, &keys, first_panel, panels - first_panel, row, end);
+                score_opened(args, &keys, first_panel, panels - first_panel, row, end, &mut ahead);
             }
             query = end;
         }
@@ -152,6 +237,7 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
         if rows > FEW_ROWS {
             open::<E>(args, &mut values, panels.len(), args.value_dim * PANEL_KEYS);
         }
+        let mut ahead = Ahead::values::<E>(args, tile, rows);
         let mut query = 0;
         while query < args.num_queries {
             let (end, panels) = args.run_of(query, tile);
@@ -159,9 +245,9 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
             if keys.start < keys.end {
                 let (row, end) = (query * args.group, end * args.group);
                 if rows > FEW_ROWS || E::IS_OPEN {
-                    add_opened(args, &values, keys.start, keys.end, row, end);
+                    add_opened(args, &values, keys.start, keys.end, row, end, &mut ahead);
                 } else {
-                    add_rows::<E>(args, &values, keys.start, keys.end, row, end);
+                    add_rows::<E>(args, &values, keys.start, keys.end, row, end, &mut ahead);
                 }
             }
             query = end;
@@ -208,8 +294,9 @@ unsafe fn score_opened(
     count: usize,
     row: usize,
     end: usize,
+    ahead: &mut Ahead,
 ) {
-    score_rows::<ElementBf16>(args, keys, first, count, row, end);
+    score_rows::<ElementBf16>(args, keys, first, count, row, end, ahead);
 }
 
 /// The scores of the rows `row..end` with `count` panels, which are those of the tile from the panel `first` on.
@@ -221,12 +308,13 @@ unsafe fn score_rows<E: PairElement>(
     count: usize,
     row: usize,
     end: usize,
+    ahead: &mut Ahead,
 ) {
     match count {
-        4 => score_panels::<E, 4>(args, keys, first, row, end),
-        3 => score_panels::<E, 3>(args, keys, first, row, end),
-        2 => score_panels::<E, 2>(args, keys, first, row, end),
-        _ => score_panels::<E, 1>(args, keys, first, row, end),
+        4 => score_panels::<E, 4>(args, keys, first, row, end, ahead),
+        3 => score_panels::<E, 3>(args, keys, first, row, end, ahead),
+        2 => score_panels::<E, 2>(args, keys, first, row, end, ahead),
+        _ => score_panels::<E, 1>(args, keys, first, row, end, ahead),
     }
 }
 
@@ -237,10 +325,12 @@ unsafe fn score_panels<E: PairElement, const R: usize>(
     first: usize,
     mut row: usize,
     end: usize,
+    ahead: &mut Ahead,
 ) {
     while row < end {
+        ahead.fetch();
         row += match end - row {
-            6.. => score_tile::<E, R, 6>(args, keys, first, row),
+            TILE_ROWS.. => score_tile::<E, R, TILE_ROWS>(args, keys, first, row),
             4.. => score_tile::<E, R, 4>(args, keys, first, row),
             3 => score_tile::<E, R, 3>(args, keys, first, row),
             2 => score_tile::<E, R, 2>(args, keys, first, row),
@@ -288,8 +378,9 @@ unsafe fn add_opened(
     last: usize,
     row: usize,
     end: usize,
+    ahead: &mut Ahead,
 ) {
-    add_rows::<ElementBf16>(args, values, first, last, row, end);
+    add_rows::<ElementBf16>(args, values, first, last, row, end, ahead);
 }
 
 /// The values of the keys `first..last` of a tile for the rows `row..end`; the panels are those from the key `first` on.
@@ -301,10 +392,12 @@ unsafe fn add_rows<E: PairElement>(
     last: usize,
     mut row: usize,
     end: usize,
+    ahead: &mut Ahead,
 ) {
     while row < end {
+        ahead.fetch();
         row += match end - row {
-            6.. => add_dims::<E, 6>(args, values, first, last, row),
+            TILE_ROWS.. => add_dims::<E, TILE_ROWS>(args, values, first, last, row),
             4.. => add_dims::<E, 4>(args, values, first, last, row),
             3 => add_dims::<E, 3>(args, values, first, last, row),
             2 => add_dims::<E, 2>(args, values, first, last, row),

@@ -8,7 +8,7 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use super::attention::{AttentionArgs, AttentionScratch, TILE_KEYS};
-use super::math::{exp, softcap};
+use super::math::{exp, exp_not_above_0, softcap};
 use super::simd::Simd;
 
 /// Turns the scores of a tile into weights, and moves maxima and sums on. Rows that see nothing of the tile keep theirs.
@@ -103,8 +103,11 @@ unsafe fn weigh_row<S: Simd, const NARROW: bool>(
     let sums = scratch.states.sums.add(row * 16);
     let mut sum = S::mul(S::load(sums), S::splat(*scratch.factors.add(row)));
     if start == 0 && end == TILE_KEYS / 16 {
-        for i in 0..TILE_KEYS / 16 {
-            let mut weight = exp::<S>(S::sub(S::load(scores.add(i * 16)), largest));
+        let mut weights = [largest; TILE_KEYS / 16];
+        for (i, weight) in weights.iter_mut().enumerate() {
+            *weight = S::sub(S::load(scores.add(i * 16)), largest);
+        }
+        for (i, mut weight) in exp_not_above_0::<S, _>(weights).into_iter().enumerate() {
             if NARROW {
                 weight = S::round_bf16(weight);
             }
