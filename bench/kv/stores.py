@@ -243,10 +243,12 @@ def streams(server, prompts=None, length=700):
 
     def come():
         waiting = []
-        while not is_over.wait(1):
+        while True:
             waiting.append(threading.Thread(target=prompts, args=(count[0],), daemon=True))
             waiting[-1].start()
             count[0] += 1
+            if is_over.wait(1):
+                break
         [thread.join(60) for thread in waiting]
 
     coming = threading.Thread(target=come, daemon=True)
