@@ -6,11 +6,26 @@ prompts with what its tokenizer makes of them. Baton is given another model: wor
 shapes, errors, streams, limits and flags are judged as written.
 """
 
+import requests.structures
 import utils
 
 utils.match_regex = lambda regex, text: isinstance(text, str)
 # It would have every model of the tests fetched first.
 utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
+def with_headers_of_any_case(request):
+    """Their answers hold headers in a plain dictionary, but names of headers have no case."""
+
+    def asked(*args, **kwargs):
+        answer = request(*args, **kwargs)
+        answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)
+        return answer
+
+    return asked
+
+
+utils.ServerProcess.make_request = with_headers_of_any_case(utils.ServerProcess.make_request)
 
 
 class AnyCount(int):

@@ -114,11 +114,10 @@ fn stage(native: &Path, binary: &Path, arch: &str, staged: &Path) -> Result<BTre
     std::fs::copy(binary, &copied).with_context(|| format!("cannot copy {}", binary.display()))?;
     let strip = if binary == native { "strip".to_owned() } else { format!("{arch}-linux-gnu-strip") };
     run(Command::new(strip).arg(&copied))?;
-    for entry in std::fs::read_dir(root().join(DOCS))? {
-        let path = entry?.path();
-        if let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|_| path.is_file()) {
-            std::fs::copy(&path, place(&format!("share/doc/baton/{name}"))?)?;
-        }
+    let docs = root().join(DOCS);
+    for page in files(&docs)? {
+        let to = place(&format!("share/doc/baton/{}", page.display()))?;
+        std::fs::copy(docs.join(&page), to).with_context(|| format!("cannot copy {}", page.display()))?;
     }
     for (from, to) in COPIES {
         std::fs::copy(root().join(from), place(to)?).with_context(|| format!("cannot copy {from}"))?;
@@ -169,6 +168,7 @@ fn check(dist: &Path, name: &str, tarball: &Path, expected: &BTreeSet<PathBuf>, 
         "bin/baton",
         "LICENSE",
         "share/doc/baton/server.md",
+        "share/doc/baton/kernels/README.md",
         "share/doc/baton/baton.env",
         "share/man/man1/baton-serve.1",
         "lib/systemd/system/baton.service",

@@ -276,6 +276,16 @@ impl Reader {
                 }
                 continue;
             }
+            if flag == "--reasoning" && self.knows("--default-chat-template-kwargs") {
+                let word = value.clone().or_else(|| words.next());
+                match word.as_deref() {
+                    Some("on") => out.push(thinking(true)),
+                    Some("off") => out.push(thinking(false)),
+                    Some("auto") => {}
+                    word => out.push(format!("{flag}={}", word.unwrap_or_default())),
+                }
+                continue;
+            }
             let takes_value = self.takes_value(&flag) && value.is_none();
             // No layers on a GPU: that is the CPU.
             if ["--n-gpu-layers", "--gpu-layers"].contains(&flag.as_str()) {
@@ -347,6 +357,11 @@ impl Reader {
             None => false,
         }
     }
+}
+
+/// llama.cpp's `--reasoning on|off` is a variable of the chat template.
+fn thinking(thinks: bool) -> String {
+    format!("--default-chat-template-kwargs={{\"enable_thinking\":{thinks}}}")
 }
 
 /// Takes a tip away that is no typing mistake of the flag: a wrong tip is worse than none.

@@ -93,7 +93,7 @@ pub struct ListenArgs {
     /// Keep the system prompt in the cache, but leave it to clients to send it
     #[arg(long, requires = "system_prompt_file")]
     pub no_inject_system_prompt: bool,
-    /// Web pages that may call the server from a browser (repeatable; * allows all)
+    /// Web pages that may call the server from a browser (repeatable; * allows all, localhost those of this machine)
     #[arg(long, value_name = "ORIGIN", num_args = 1.., alias = "cors-origins")]
     allowed_origins: Vec<String>,
     /// Host names that the server answers to besides localhost, 127.0.0.1 and [::1] (repeatable; * is every name). On
@@ -160,6 +160,9 @@ pub struct ChatFormatArgs {
     /// How the model writes its reasoning: auto (as its chat template shows), deepseek_r1, qwen3, mistral, openai_gptoss or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_parser::<ReasoningFormat>)]
     pub reasoning_parser: ParserChoice<ReasoningFormat>,
+    /// Variables for the chat template that a request does not set: '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", value_parser = parse_template_kwargs, alias = "chat-template-kwargs")]
+    pub default_chat_template_kwargs: Option<TemplateKwargs>,
     /// Accepted for vLLM's users: functions can always be called
     #[arg(long)]
     pub enable_auto_tool_choice: bool,
@@ -241,6 +244,16 @@ fn parse_kv_events(text: &str) -> Result<KvEventsConfig, String> {
     config.check().map(|()| config)
 }
 
+/// Variables of a chat template.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TemplateKwargs(pub serde_json::Map<String, serde_json::Value>);
+
+fn parse_template_kwargs(text: &str) -> Result<TemplateKwargs, String> {
+    serde_json::from_str(text)
+        .map(TemplateKwargs)
+        .map_err(|cause| format!("it must be a JSON object of variables: {cause}"))
+}
+
 fn parse_root_path(text: &str) -> Result<String, String> {
     let path = text.trim_end_matches('/');
     let sound = |c: char| c.is_ascii_alphanumeric() || "/-_.~".contains(c);
@@ -291,6 +304,10 @@ mod tests {
         assert_eq!(parse_parser("hermes"), Ok(ParserChoice::Fixed(ToolFormat::Hermes)));
         assert_eq!(parse_parser("none"), Ok(ParserChoice::<ReasoningFormat>::Off));
         assert!(parse_parser::<ReasoningFormat>("hermes").is_err_and(|error| error.contains("qwen3")));
+        assert!(
+            parse_template_kwargs(r#"{"enable_thinking": false}"#).is_ok_and(|kwargs| kwargs.0.len() == 1)
+        );
+        assert!(parse_template_kwargs("[1]").is_err_and(|error| error.contains("JSON object")));
         assert!("info".parse::<LogLevel>().is_ok());
         assert_eq!(parse_root_path("/llm/"), Ok("/llm".to_owned()));
         assert!(parse_root_path("llm").is_err() && parse_root_path("/{x}").is_err());

@@ -157,12 +157,20 @@ pub struct Span {
 pub struct StepReport {
     pub step: u64,
     pub num_tokens: usize,
+    /// Tokens drawn after prompts that end in this step. Those of decodes are as many as they read.
+    pub num_first_tokens: usize,
     pub num_seqs: usize,
 }
 
 impl StepReport {
     fn new(plan: &baton_sched::Plan) -> Self {
-        Self { step: plan.step, num_tokens: plan.num_tokens(), num_seqs: plan.seqs.len() }
+        let samples = plan.seqs.iter().flat_map(|seq| &seq.samples);
+        Self {
+            step: plan.step,
+            num_tokens: plan.num_tokens(),
+            num_first_tokens: samples.filter(|sample| sample.num_output_tokens == 0).count(),
+            num_seqs: plan.seqs.len(),
+        }
     }
 }
 

@@ -137,7 +137,7 @@ fn decoding(fields: &mut SamplingFields, decoding: DecodingParameters) -> Result
     fields.repetition_penalty = said(decoding.repetition_penalty);
     fields.allowed_token_ids = said(decoding.allowed_token_ids);
     let biases = decoding.logit_bias.into_iter().map(|(token, bias)| (token.to_string(), bias));
-    fields.logit_bias = said(biases.collect()).map(LogitBias::Ids);
+    fields.logit_bias = said(biases.collect()).map(LogitBias::Map);
     let mut outputs = StructuredOutputs::default();
     match decoding.structured_output {
         None | Some(StructuredOutput::JsonObject(false)) => return Ok(StructuredFields::default()),

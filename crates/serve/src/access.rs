@@ -45,7 +45,7 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     app.model.metrics.http_answered(&handler, method_name, status.as_u16(), elapsed);
     let id = request_id.to_str().unwrap_or_default();
     let ms = (elapsed.as_secs_f64() * 1e6).round() / 1e3;
-    let routine = ["/health", "/live", "/ready", "/metrics", "/stats"].contains(&&*path)
+    let routine = ["/health", "/live", "/ready", "/ping", "/metrics", "/stats"].contains(&&*path)
         || console::is_file(&path, true);
     if routine && (status.is_success() || status == StatusCode::NOT_MODIFIED) {
         tracing::debug!(%method, path, status = status.as_u16(), ms, id, "request");

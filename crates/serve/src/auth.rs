@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::scope;
 use crate::state::App;
 
-pub const OPEN_ROUTES: [&str; 3] = ["/health", "/live", "/ready"];
+pub const OPEN_ROUTES: [&str; 4] = ["/health", "/live", "/ready", "/ping"];
 const DOCS: &str = "/docs";
 const SALT_CONTEXT: &str = "baton prefix cache salt of an API key";
 

@@ -27,7 +27,7 @@ const LARGE_BYTES: usize = 64 << 10;
 const FIRST_BYTES: usize = 64 << 10;
 
 /// A request's body. What it takes counts against the memory for bodies until its request has become tokens.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct JsonBody {
     bytes: Bytes,
 }
@@ -45,7 +45,11 @@ impl JsonBody {
         Self::read(app, request).await
     }
 
-    pub async fn read(app: &Arc<App>, request: Request) -> Result<Self, ApiError> {
+    pub async fn read(app: &Arc<App>, mut request: Request) -> Result<Self, ApiError> {
+        // A route that had to look into it passes it on.
+        if let Some(read) = request.extensions_mut().remove::<Self>() {
+            return Ok(read);
+        }
         let limit = app.config.max_body_bytes;
         let content_type = request.headers().get(header::CONTENT_TYPE);
         if !content_type.is_some_and(|value| is_json(value.as_bytes())) {

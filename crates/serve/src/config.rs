@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use baton_text::{ReasoningFormat, ToolFormat};
+use serde_json::{Map, Value};
 
 use crate::graphs::GraphServing;
 use crate::models::MoreModels;
@@ -80,6 +81,8 @@ pub struct ServerConfig {
     pub tool_call_parser: ParserChoice<ToolFormat>,
     /// How the model writes its reasoning.
     pub reasoning_parser: ParserChoice<ReasoningFormat>,
+    /// Variables of chat templates that requests do not set.
+    pub chat_template_kwargs: Map<String, Value>,
     /// Answers of `/v1/responses` that are kept for later requests.
     pub max_stored_responses: usize,
     pub max_stored_bytes: usize,
@@ -124,6 +127,7 @@ impl Default for ServerConfig {
             stall_timeout: Duration::from_secs(120),
             tool_call_parser: ParserChoice::Auto,
             reasoning_parser: ParserChoice::Auto,
+            chat_template_kwargs: Map::new(),
             max_stored_responses: 1024,
             max_stored_bytes: 64 << 20,
             stored_response_ttl: Duration::from_secs(3600),

@@ -3,6 +3,8 @@
 use axum::http::{HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use crate::origin;
+
 pub fn layer(allowed_origins: &[String]) -> Option<CorsLayer> {
     if allowed_origins.is_empty() {
         return None;
@@ -10,7 +12,10 @@ pub fn layer(allowed_origins: &[String]) -> Option<CorsLayer> {
     let origins = if allowed_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
-        AllowOrigin::list(allowed_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+        let allowed = allowed_origins.to_vec();
+        AllowOrigin::predicate(move |origin: &HeaderValue, _| {
+            origin.to_str().is_ok_and(|origin| origin::is_allowed(&allowed, origin))
+        })
     };
     Some(
         CorsLayer::new()

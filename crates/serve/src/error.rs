@@ -139,7 +139,7 @@ impl ApiError {
     /// 404 for a stored response that is not there, or not for this key.
     pub fn no_such_response(param: &str, id: &str) -> Self {
         let message = format!(
-            "there is no stored response {id:?}: it was not stored, is too old, or belongs to another key"
+            "Response with id {id:?} not found: it was not stored, is too old, or belongs to another key"
         );
         Self {
             param: Some(param.to_owned()),

@@ -107,7 +107,7 @@ impl Frontend {
         let PlainRequest { prompt, fields, structured, logprobs, bypass_cache } = request;
         let app = self.0.for_model(fields.model.as_deref()).await?;
         app.check_queue(1)?;
-        let api = ApiFields { max_tokens: fields.max_tokens, logprobs, best_of: None };
+        let api = ApiFields { max_tokens: fields.max_tokens, logprobs, ..ApiFields::default() };
         let mut params = sampling_params(&app, &fields, api)?;
         let constraint = structured::apply(&app, structured::requested(structured)?, &mut params).await?;
         let tokenise = move |app: &App| prepare::prompt_tokens(app, prompt, true, "prompt");

@@ -62,7 +62,7 @@ pub fn extend_completion(
     for position in positions {
         push_token(lists, position.chosen.token_id, place, names);
         lists.token_logprobs.push(Some(position.chosen.logprob.max(LEAST)));
-        let alternatives = position.top.iter().take(top).chain(std::iter::once(&position.chosen));
+        let alternatives = std::iter::once(&position.chosen).chain(position.top.iter().take(top));
         let alternatives = alternatives.map(|token| (names.name(token.token_id), token.logprob.max(LEAST)));
         lists.top_logprobs.push(Some(alternatives.collect()));
     }

@@ -47,12 +47,8 @@ fn is_served(config: &ServerConfig, host: &str) -> bool {
         return true;
     }
     let name = name_of(host);
-    let means_here = || {
-        name.eq_ignore_ascii_case("localhost")
-            || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-    };
     let is_allowed = |allowed: &String| allowed == "*" || allowed.eq_ignore_ascii_case(name);
-    means_here() || config.allowed_hosts.iter().any(is_allowed)
+    means_here(name) || config.allowed_hosts.iter().any(is_allowed)
 }
 
 fn may_call(config: &ServerConfig, origin: &str, host: Option<&str>) -> bool {
@@ -62,7 +58,26 @@ fn may_call(config: &ServerConfig, origin: &str, host: Option<&str>) -> bool {
             |authority: &str| authority.strip_suffix(default_port).unwrap_or(authority).to_ascii_lowercase();
         host.is_some_and(|host| plain(host) == plain(authority))
     });
-    own || config.allowed_origins.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin))
+    own || is_allowed(&config.allowed_origins, origin)
+}
+
+/// Whether pages of this origin may call: `*` is all of them, `localhost` those that this machine serves on any port.
+pub fn is_allowed(allowed: &[String], origin: &str) -> bool {
+    let is_local = || {
+        let authority = origin.split_once("://").map(|(_, authority)| authority);
+        authority.is_some_and(|authority| means_here(name_of(authority)))
+    };
+    allowed.iter().any(|allowed| match allowed.as_str() {
+        "*" => true,
+        "localhost" => is_local(),
+        _ => allowed.eq_ignore_ascii_case(origin),
+    })
+}
+
+/// Names of this machine itself.
+fn means_here(name: &str) -> bool {
+    name.eq_ignore_ascii_case("localhost")
+        || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Without the port.
@@ -86,6 +101,23 @@ mod tests {
             allowed_origins: owned(origins),
             ..ServerConfig::default()
         }
+    }
+
+    #[test]
+    fn localhost_stands_for_pages_of_this_machine() {
+        let allowed = ["localhost".to_owned(), "https://my.page".to_owned()];
+        for origin in
+            ["http://localhost", "http://LOCALHOST:3000", "https://127.0.0.1:8", "http://[::1]:3000"]
+        {
+            assert!(is_allowed(&allowed, origin), "{origin}");
+        }
+        assert!(is_allowed(&allowed, "https://my.page"));
+        for origin in
+            ["http://localhost.evil.com", "http://notlocalhost", "localhost", "null", "http://my.page"]
+        {
+            assert!(!is_allowed(&allowed, origin), "{origin}");
+        }
+        assert!(!is_allowed(&[], "http://localhost") && is_allowed(&["*".to_owned()], "http://evil.com"));
     }
 
     #[test]

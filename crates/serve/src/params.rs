@@ -28,6 +28,8 @@ pub struct ApiFields {
     pub max_tokens: Option<u32>,
     pub logprobs: Option<u32>,
     pub best_of: Option<u32>,
+    /// A map of biases may name texts, as with llama.cpp; elsewhere it has token ids.
+    pub biases_texts: bool,
 }
 
 /// How the answer is to be shown, besides how it is made.
@@ -107,7 +109,7 @@ pub fn sampling_params(
         repetition_penalty: repetition_penalty(fields)?.unwrap_or(defaults.repetition_penalty),
         presence_penalty: fields.presence_penalty.unwrap_or(defaults.presence_penalty),
         frequency_penalty: fields.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-        logit_bias: logit_bias(app, fields)?,
+        logit_bias: logit_bias(app, fields, api.biases_texts)?,
         // Any 64 bits are a seed, whatever their sign.
         seed: fields.seed.map(|seed| seed as u64),
         stop,
@@ -197,46 +199,47 @@ pub fn truncate_prompt(
     Ok(())
 }
 
-fn logit_bias(app: &App, fields: &SamplingFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
+fn logit_bias(
+    app: &App,
+    fields: &SamplingFields,
+    biases_texts: bool,
+) -> Result<Vec<(TokenId, f32)>, ApiError> {
     let wrong = |message: String| ApiError::invalid_field("logit_bias", message);
     let too_many = || wrong(format!("logit_bias may hold {MAX_BIASES} tokens"));
-    let mut biases = Vec::new();
-    match &fields.logit_bias {
-        None => {}
-        Some(LogitBias::Ids(ids)) if ids.len() > MAX_BIASES => return Err(too_many()),
-        Some(LogitBias::Ids(ids)) => {
-            for (token, &bias) in ids {
-                let id = token.trim().parse();
-                biases
-                    .push((id.map_err(|_| wrong(format!("logit_bias: {token:?} is not a token id")))?, bias));
-            }
+    let token_of = |key: &String| match key.trim().parse() {
+        Ok(id) => Ok(BiasedToken::Id(id)),
+        Err(_) if biases_texts => Ok(BiasedToken::Text(key.clone())),
+        Err(_) => Err(wrong(format!("logit_bias: {key:?} is not a token id"))),
+    };
+    let pairs: Vec<(BiasedToken, f32)> = match &fields.logit_bias {
+        None => return Ok(Vec::new()),
+        Some(LogitBias::Map(map)) if map.len() > MAX_BIASES => return Err(too_many()),
+        Some(LogitBias::Map(map)) => {
+            map.iter().map(|(key, &bias)| Ok((token_of(key)?, bias))).collect::<Result<_, ApiError>>()?
         }
         Some(LogitBias::Pairs(pairs)) if pairs.len() > MAX_BIASES => return Err(too_many()),
-        Some(LogitBias::Pairs(pairs)) => {
-            let mut by_token = BTreeMap::new();
-            for (token, bias) in pairs {
-                match token {
-                    BiasedToken::Id(id) => {
-                        by_token.insert(*id, *bias);
-                    }
-                    BiasedToken::Text(text) if text.len() > MAX_BIAS_BYTES => {
-                        return Err(wrong(format!("logit_bias may hold texts of {MAX_BIAS_BYTES} bytes")));
-                    }
-                    // Every token of the text.
-                    BiasedToken::Text(text) => {
-                        let ids =
-                            prepare::prompt_tokens(app, Prompt::Text(text.clone()), false, "logit_bias")?;
-                        by_token.extend(ids.into_iter().map(|id| (id, *bias)));
-                    }
-                }
-                if by_token.len() > MAX_BIASES {
-                    return Err(too_many());
-                }
+        Some(LogitBias::Pairs(pairs)) => pairs.clone(),
+    };
+    let mut by_token = BTreeMap::new();
+    for (token, bias) in pairs {
+        match token {
+            BiasedToken::Id(id) => {
+                by_token.insert(id, bias);
             }
-            biases.extend(by_token);
+            BiasedToken::Text(text) if text.len() > MAX_BIAS_BYTES => {
+                return Err(wrong(format!("logit_bias may hold texts of {MAX_BIAS_BYTES} bytes")));
+            }
+            // Every token of the text.
+            BiasedToken::Text(text) => {
+                let ids = prepare::prompt_tokens(app, Prompt::Text(text), false, "logit_bias")?;
+                by_token.extend(ids.into_iter().map(|id| (id, bias)));
+            }
+        }
+        if by_token.len() > MAX_BIASES {
+            return Err(too_many());
         }
     }
-    Ok(biases)
+    Ok(by_token.into_iter().collect())
 }
 
 /// How many tokens may follow the prompt: as asked, and never past the model's limit. With `clamps`, asking for more than
@@ -250,6 +253,11 @@ pub fn limit_tokens(
     let limit = app.model.max_model_len;
     if num_prompt_tokens >= limit {
         let (tokens, limit) = (grouped(num_prompt_tokens), grouped(limit));
+        if params.pooling {
+            let message =
+                format!("the {tokens}-token input is too large: an input has fewer than {limit} tokens");
+            return Err(ApiError::too_long("input", message));
+        }
         let message = format!("the {tokens}-token prompt leaves no room for a reply (limit {limit})");
         return Err(ApiError::too_long("prompt", message));
     }

@@ -12,7 +12,7 @@ use crate::scope;
 use crate::state::App;
 use crate::tools::ToolUse;
 use crate::turns;
-use crate::types::prompt::Prompt;
+use crate::types::prompt::{Piece, Prompt};
 
 /// Runs `work` off the async threads, when it is the turn of the request's key.
 pub async fn blocking<T: Send + 'static>(
@@ -57,6 +57,7 @@ pub fn prompt_tokens(
             check_length(app, &text, param)?;
             tokenizer(app)?.encode(&text, add_special)?
         }
+        Prompt::Mixed(pieces) => mixed_tokens(app, pieces, add_special, param)?,
     };
     if token_ids.is_empty() {
         return Err(ApiError::invalid_field(param, "the prompt is empty: it must have at least one token"));
@@ -65,6 +66,27 @@ pub fn prompt_tokens(
     if let Some(token) = token_ids.iter().find(|&&token| token as usize >= vocab_size) {
         let message = format!("{param} token {token} is outside the model's vocabulary of {vocab_size}");
         return Err(ApiError::invalid_field(param, message));
+    }
+    Ok(token_ids)
+}
+
+/// Texts and token ids one after the other. What the model wants at the beginning is added to a text that begins.
+fn mixed_tokens(
+    app: &App,
+    pieces: Vec<Piece>,
+    add_special: bool,
+    param: &str,
+) -> Result<Vec<TokenId>, ApiError> {
+    let tokenizer = tokenizer(app)?;
+    let mut token_ids = Vec::new();
+    for (index, piece) in pieces.into_iter().enumerate() {
+        match piece {
+            Piece::Tokens(tokens) => token_ids.extend(tokens),
+            Piece::Text(text) => {
+                check_length(app, &text, param)?;
+                token_ids.extend(tokenizer.encode(&text, add_special && index == 0)?);
+            }
+        }
     }
     Ok(token_ids)
 }
@@ -159,6 +181,9 @@ fn render(
     let mut kwargs = options.chat_template_kwargs.clone().unwrap_or_default();
     if options.skips_reasoning {
         kwargs.entry("enable_thinking").or_insert(Value::Bool(false));
+    }
+    for (name, value) in &app.config.chat_template_kwargs {
+        kwargs.entry(name).or_insert_with(|| value.clone());
     }
     let rendered = template.render(
         &messages,

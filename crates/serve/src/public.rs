@@ -6,7 +6,7 @@
 
 use baton_core::TokenId;
 use baton_text::RenderOptions;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::{ServedModel, turns};
@@ -39,10 +39,14 @@ pub struct PublicPrefixError {
 pub struct PublicPrefixes(Vec<Vec<TokenId>>);
 
 impl PublicPrefixes {
-    pub fn new(model: &ServedModel, prefixes: &[PublicPrefix]) -> Result<Self, PublicPrefixError> {
+    pub fn new(
+        model: &ServedModel,
+        prefixes: &[PublicPrefix],
+        kwargs: &Map<String, Value>,
+    ) -> Result<Self, PublicPrefixError> {
         let tokens = |prefix: &PublicPrefix| {
             let failed = |cause: String| PublicPrefixError { name: prefix.name.clone(), cause };
-            let token_ids = tokenise(model, &prefix.content).map_err(failed)?;
+            let token_ids = tokenise(model, &prefix.content, kwargs).map_err(failed)?;
             tracing::info!(name = prefix.name, tokens = token_ids.len(), "public prefix");
             Ok(token_ids)
         };
@@ -63,7 +67,11 @@ impl PublicPrefixes {
     }
 }
 
-fn tokenise(model: &ServedModel, content: &PublicContent) -> Result<Vec<TokenId>, String> {
+fn tokenise(
+    model: &ServedModel,
+    content: &PublicContent,
+    kwargs: &Map<String, Value>,
+) -> Result<Vec<TokenId>, String> {
     let tokenizer = model.text.tokenizer.as_ref().ok_or("the model has no tokenizer")?;
     let token_ids = match content {
         PublicContent::Text(text) => tokenizer.encode(text, true),
@@ -71,7 +79,11 @@ fn tokenise(model: &ServedModel, content: &PublicContent) -> Result<Vec<TokenId>
             let template = model.text.chat_template.as_ref().ok_or("the model has no chat template")?;
             let messages = messages.iter().enumerate().map(|(index, message)| flatten(index, message));
             let messages = messages.collect::<Result<Vec<Value>, _>>()?;
-            let options = RenderOptions { add_generation_prompt: false, ..RenderOptions::default() };
+            let options = RenderOptions {
+                add_generation_prompt: false,
+                chat_template_kwargs: kwargs.clone(),
+                ..RenderOptions::default()
+            };
             template.render(&messages, &options).and_then(|rendered| tokenizer.encode_chat(&rendered))
         }
     };

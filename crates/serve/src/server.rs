@@ -92,9 +92,10 @@ impl Server {
         config: ServerConfig,
     ) -> Result<Self, ServeError> {
         let Reserved { socket, tls, address } = reserved;
-        let mut public = PublicPrefixes::new(&model, &config.public_prefixes)?;
+        let kwargs = &config.chat_template_kwargs;
+        let mut public = PublicPrefixes::new(&model, &config.public_prefixes, kwargs)?;
         let (system_prompts, tokens) =
-            SystemPrompts::new(&model, &config.system_prompts, config.inject_system_prompt)?;
+            SystemPrompts::new(&model, &config.system_prompts, config.inject_system_prompt, kwargs)?;
         public.extend(tokens);
         let traces = config.otlp_traces_endpoint.clone();
         let (spans, exporter) = traces.map(|endpoint| otlp::channel(endpoint, model.name())).unzip();

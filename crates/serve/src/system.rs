@@ -51,6 +51,7 @@ impl SystemPrompts {
         model: &ServedModel,
         prompts: &[SystemPrompt],
         is_injected: bool,
+        kwargs: &Map<String, Value>,
     ) -> Result<(Self, Vec<Vec<TokenId>>), SystemPromptError> {
         let mut all_tokens = Vec::with_capacity(prompts.len());
         for prompt in prompts {
@@ -60,7 +61,7 @@ impl SystemPrompts {
                 return Err(SystemPromptError::NoSuchModel { file, model, names });
             }
             let failed = |cause| SystemPromptError::Text { file: file.clone(), cause };
-            let token_ids = common_tokens(model, text).map_err(failed)?;
+            let token_ids = common_tokens(model, text, kwargs).map_err(failed)?;
             let pinned = model.engine.pin_prefix(token_ids.clone());
             let pinned = pinned.map_err(|cause| SystemPromptError::Pin { file: file.clone(), cause })?;
             tracing::info!(file, tokens = token_ids.len(), pinned, "system prompt");
@@ -111,7 +112,11 @@ fn put_before(text: &str, messages: &mut Vec<Map<String, Value>>, abilities: Tem
 }
 
 /// The tokens that every chat with this prompt begins with.
-fn common_tokens(model: &ServedModel, text: &str) -> Result<Vec<TokenId>, String> {
+fn common_tokens(
+    model: &ServedModel,
+    text: &str,
+    kwargs: &Map<String, Value>,
+) -> Result<Vec<TokenId>, String> {
     let template = model.text.chat_template.as_ref().ok_or(NO_CHATS)?;
     let tokenizer = model.text.tokenizer.as_ref().ok_or(NO_CHATS)?;
     if text.len() > model.max_prompt_bytes() {
@@ -120,7 +125,7 @@ fn common_tokens(model: &ServedModel, text: &str) -> Result<Vec<TokenId>, String
     }
     let mut common: Option<Vec<TokenId>> = None;
     for probe in PROBES {
-        let rendered = render(template, text, probe)?;
+        let rendered = render(template, text, probe, kwargs)?;
         let token_ids = tokenizer.encode_chat(&rendered).map_err(|error| error.to_string())?;
         common = Some(match common {
             None => token_ids,
@@ -139,13 +144,22 @@ fn common_tokens(model: &ServedModel, text: &str) -> Result<Vec<TokenId>, String
 }
 
 /// A chat of one question, as the chat routes render it.
-fn render(template: &ChatTemplate, text: &str, probe: &str) -> Result<String, String> {
+fn render(
+    template: &ChatTemplate,
+    text: &str,
+    probe: &str,
+    kwargs: &Map<String, Value>,
+) -> Result<String, String> {
     let abilities = template.abilities();
     let mut messages = vec![turns::turn("user", probe.to_owned())];
     put_before(text, &mut messages, abilities);
     let messages =
         turns::for_template(messages, None, abilities).map_err(|error| error.body().error.message)?;
-    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        chat_template_kwargs: kwargs.clone(),
+        ..RenderOptions::default()
+    };
     template.render(&messages, &options).map_err(|error| error.to_string())
 }
 

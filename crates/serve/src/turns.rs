@@ -13,6 +13,8 @@ use crate::error::ApiError;
 
 /// Identifiers of calls that the template's model was trained on.
 const SHORT_ID_LENGTH: usize = 9;
+/// Longer than any role that a model knows.
+const MAX_ROLE_BYTES: usize = 64;
 
 /// The messages for the template. `tools` are the functions that the template cannot show itself.
 pub fn for_template(
@@ -58,16 +60,22 @@ pub fn for_template(
     Ok(turns.into_iter().map(Value::Object).collect())
 }
 
-/// Templates write any role that they are given into the prompt.
+/// Templates write any role that they are given into the prompt, and some models know others than OpenAI's (`ipython`,
+/// `document`). So a role is any word, but nothing that could be read as marks of a template.
 fn check_role(index: usize, message: &Map<String, Value>) -> Result<(), ApiError> {
-    let known = ["system", "developer", "user", "assistant", "tool", "function"];
     let role = message.get("role").and_then(Value::as_str);
-    if role.is_some_and(|role| known.contains(&role)) {
+    let is_word = |role: &str| {
+        let is_within = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
+        !role.is_empty() && role.len() <= MAX_ROLE_BYTES && role.chars().all(is_within)
+    };
+    if role.is_some_and(is_word) {
         return Ok(());
     }
     let param = format!("messages[{index}].role");
     let got = message.get("role").map_or_else(|| "nothing".to_owned(), Value::to_string);
-    let message = format!("{param} must be system, developer, user, assistant or tool, got {got}");
+    let message = format!(
+        "{param} must be system, developer, user, assistant, tool or a word that the template knows, got {got}"
+    );
     Err(ApiError::invalid_field(param, message))
 }
 

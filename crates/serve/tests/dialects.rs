@@ -301,7 +301,10 @@ async fn only_the_background_can_be_cancelled() {
     let plain = client.ok(RESPONSES, &response(json!({}))).await;
     let path = format!("{RESPONSES}/{}/cancel", plain["id"].as_str().unwrap());
     assert_eq!(client.post(&path, &json!({})).await.status, StatusCode::BAD_REQUEST);
-    assert_eq!(client.post(&format!("{RESPONSES}/x/cancel"), &json!({})).await.status, StatusCode::NOT_FOUND);
+    let unknown = client.post(&format!("{RESPONSES}/x/cancel"), &json!({})).await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+    // In OpenAI's words, which clients look for.
+    assert!(unknown.text.contains("Response with id \\\"x\\\" not found"), "{}", unknown.text);
 }
 
 #[tokio::test]

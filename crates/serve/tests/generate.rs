@@ -180,6 +180,13 @@ async fn completion_logprobs_are_parallel_lists() {
     assert!(lists["token_logprobs"][1].as_f64().unwrap() < 0.0);
     assert!(lists["top_logprobs"][1].as_object().unwrap().len() >= 2);
     assert_eq!(lists["text_offset"].as_array().unwrap()[..6], [0, 1, 2, 3, 4, 5]);
+    // The token itself comes first among its alternatives. Read as text: objects lose their order here.
+    let written = client.post(COMPLETIONS, &body).await.text;
+    let (_, alternatives) = written.split_once("\"top_logprobs\":[null,").expect("the list");
+    for (token, alternative) in lists["tokens"].as_array().unwrap()[1..5].iter().zip(alternatives.split("},"))
+    {
+        assert!(alternative.starts_with(&format!("{{{token}:")), "{token}: {alternative}");
+    }
     // The same in a stream.
     let (mut streamed, mut offsets) = (String::new(), Vec::new());
     for event in client.events(COMPLETIONS, &body).await {

@@ -112,6 +112,9 @@ async fn llamacpps_completion_is_a_translation() {
         (&whole["stop_type"], &whole["tokens_predicted"], &whole["stop"]),
         (&json!("limit"), &json!(6), &json!(true))
     );
+    let endless = json!({"prompt": "a b", "temperature": 0, "n_predict": -1, "ignore_eos": true});
+    let endless = client.ok("/completion", &endless).await;
+    assert_eq!((&whole["truncated"], &endless["truncated"]), (&json!(false), &json!(true)));
     assert_eq!(whole["completion_probabilities"].as_array().map(Vec::len), Some(6));
     assert_eq!(whole["completion_probabilities"][0]["top_logprobs"].as_array().map(Vec::len), Some(2));
     assert!(
@@ -216,10 +219,73 @@ async fn biases_may_be_a_list_of_tokens_and_texts() {
         by_text["tokens"].as_array().is_some_and(|tokens| tokens.iter().all(is_one_of_them)),
         "{by_text}"
     );
-    for wrong in [json!(5), json!([[1]]), json!([["x".repeat(65), 1]])] {
+    let text_in_map = client.ok("/completion", &ask(json!({"ab": 100}))).await;
+    assert_eq!(text_in_map["tokens"], by_text["tokens"]);
+    for wrong in [json!(5), json!([[1]]), json!([["x".repeat(65), 1]]), json!({"x".repeat(65): 1})] {
         let refused = client.post("/completion", &ask(wrong)).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
         assert!(refused.text.contains("logit_bias"), "{}", refused.text);
+    }
+}
+
+#[tokio::test]
+async fn texts_and_token_ids_are_mixed_in_prompts() {
+    let client = client().await;
+    let ids = client.ok("/tokenize", &json!({"content": "lo w"})).await["tokens"].clone();
+    let mut mixed = vec![json!("Hel")];
+    mixed.extend(ids.as_array().expect("ids").iter().cloned());
+    mixed.push(json!("orld"));
+    let ask = |prompt: Value| json!({"prompt": prompt, "n_predict": 4, "temperature": 0});
+    let plain = client.ok("/completion", &ask(json!("Hello world"))).await;
+    let one = client.ok("/completion", &ask(json!(mixed))).await;
+    assert_eq!((&one["content"], &one["prompt"]), (&plain["content"], &plain["prompt"]));
+    let many = client.ok("/completion", &ask(json!(["Hello world", mixed, ids]))).await;
+    assert_eq!(many.as_array().map(Vec::len), Some(3));
+    assert_eq!((&many[1]["content"], &many[2]["prompt"]), (&plain["content"], &json!("lo w")));
+    let vectors = client.ok("/v1/embeddings", &json!({"input": ["Hello world", mixed]})).await;
+    assert_eq!(vectors["data"][0]["embedding"], vectors["data"][1]["embedding"]);
+    let wrong = client.post("/completion", &ask(json!([1, [2]]))).await;
+    assert_eq!(wrong.status, StatusCode::BAD_REQUEST, "{}", wrong.text);
+}
+
+#[tokio::test]
+async fn sagemaker_has_one_address_for_all() {
+    let client = client().await;
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 4});
+    let completion = json!({"prompt": "a", "temperature": 0, "max_tokens": 4});
+    for (path, body) in [("/v1/chat/completions", &chat), ("/v1/completions", &completion)] {
+        let (invoked, direct) = (client.ok("/invocations", body).await, client.ok(path, body).await);
+        assert_eq!((&invoked["object"], &invoked["choices"]), (&direct["object"], &direct["choices"]));
+    }
+    let input = json!({"input": "a"});
+    assert_eq!(
+        client.ok("/invocations", &input).await["data"],
+        client.ok("/v1/embeddings", &input).await["data"]
+    );
+    let mut streamed = chat.clone();
+    streamed["stream"] = true.into();
+    assert!(!client.events("/invocations", &streamed).await.is_empty());
+    for wrong in [json!({}), json!({"text_2": "a"})] {
+        let refused = client.post("/invocations", &wrong).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        assert!(refused.text.contains("messages, prompt, input"), "{}", refused.text);
+    }
+    assert_eq!(client.get("/ping").await.status, StatusCode::OK);
+    client.assert_idle().await;
+}
+
+#[tokio::test]
+async fn roles_are_any_words() {
+    let client = client().await;
+    let ask = |content: Value| json!({"messages": [{"role": "my-own_role", "content": content}], "temperature": 0, "max_tokens": 4});
+    let one = client.ok("/v1/chat/completions", &ask(json!("a b"))).await;
+    let other = client.ok("/v1/chat/completions", &ask(json!([{"type": "text", "text": "a b"}]))).await;
+    assert_eq!(one["choices"], other["choices"]);
+    for role in ["", "<|im_start|>", "two words", &"x".repeat(65)] {
+        let body = json!({"messages": [{"role": role, "content": "a"}]});
+        let refused = client.post("/v1/chat/completions", &body).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{role}");
+        assert!(refused.text.contains("messages[0].role"), "{}", refused.text);
     }
 }
 

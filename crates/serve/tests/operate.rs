@@ -347,6 +347,7 @@ async fn metrics_have_vllms_names() {
         ("vllm:request_decode_time_seconds_count", 1.0),
         ("vllm:request_inference_time_seconds_count", 1.0),
         ("vllm:iteration_tokens_total_count", 6.0),
+        ("vllm:iteration_tokens_total_sum", 11.0),
         ("vllm:request_prompt_tokens_sum", 5.0),
         ("vllm:request_generation_tokens_sum", 6.0),
         ("vllm:request_params_max_tokens_sum", 6.0),

@@ -17,6 +17,7 @@ use baton_serve::{
     GraphServing, ModelText, PublicContent, PublicPrefix, Reserved, ServeError, ServedModel, Server,
     ServerConfig, SystemPrompt, TlsFiles,
 };
+use serde_json::Map;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::commands::graph::open_device;
@@ -200,6 +201,11 @@ fn server_config(args: &ServeArgs) -> Result<ServerConfig> {
         stall_timeout: Duration::from_secs_f64(args.listen.engine_stall_timeout),
         tool_call_parser: args.chat_format.tool_call_parser,
         reasoning_parser: args.chat_format.reasoning_parser,
+        chat_template_kwargs: args
+            .chat_format
+            .default_chat_template_kwargs
+            .clone()
+            .map_or_else(Map::new, |kwargs| kwargs.0),
         max_stored_responses: args.chat_format.max_stored_responses,
         max_stored_bytes: usize::try_from(args.chat_format.max_stored_size).context("--max-stored-size")?,
         stored_response_ttl: Duration::from_secs_f64(args.chat_format.stored_response_ttl),

@@ -200,7 +200,8 @@ impl Observer for EngineObserver {
     fn step(&mut self, report: &StepReport) {
         // A step may also only move blocks.
         if report.num_tokens > 0 {
-            self.metrics.iteration_tokens.observe(report.num_tokens as f64);
+            // As vLLM counts: prompt tokens and generated tokens.
+            self.metrics.iteration_tokens.observe((report.num_tokens + report.num_first_tokens) as f64);
         }
     }
 

@@ -93,6 +93,7 @@ async fn answer<M: Default>(
         max_tokens: chat.max_completion_tokens.or(fields.max_tokens),
         logprobs: top_logprobs,
         best_of: chat.best_of,
+        ..ApiFields::default()
     };
     let writer = ChatWriter {
         head: ResponseHeader::new("chatcmpl", show),

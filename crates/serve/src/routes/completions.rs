@@ -50,6 +50,7 @@ pub async fn create(
         max_tokens: Some(max_tokens),
         logprobs: completion.logprobs,
         best_of: completion.best_of,
+        ..ApiFields::default()
     };
     let mut params = sampling_params(&app, &fields, api)?;
     let constraint = structured::apply(&app, structured::requested(structured)?, &mut params).await?;
@@ -124,7 +125,8 @@ async fn prepare_prompts(
             if echo {
                 echoes.push(match (text, &app.model.text.tokenizer) {
                     (Some(text), _) => text,
-                    (None, Some(tokenizer)) => tokenizer.decode(&tokens, true)?,
+                    // Special tokens too: somebody wrote them.
+                    (None, Some(tokenizer)) => tokenizer.decode(&tokens, false)?,
                     (None, None) => String::new(),
                 });
             }

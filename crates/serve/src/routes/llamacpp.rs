@@ -23,8 +23,8 @@ use crate::structured;
 use crate::tools::ToolUse;
 use crate::types::common::StopReason;
 use crate::types::llamacpp::{
-    AppliedTemplate, LlamaAnswer, LlamaChunk, LlamaDefaults, LlamaFields, LlamaModalities, LlamaProbability,
-    LlamaProps, LlamaSettings, LlamaSlot, LlamaTimings,
+    AppliedTemplate, LlamaAnswer, LlamaBias, LlamaChunk, LlamaDefaults, LlamaFields, LlamaModalities,
+    LlamaProbability, LlamaProps, LlamaSettings, LlamaSlot, LlamaTimings,
 };
 use crate::types::messages::TokenCount;
 use crate::types::prompt::Prompt;
@@ -84,7 +84,7 @@ pub async fn infill(
         Some(mut prompts) => match prompts.pop() {
             Some(Prompt::Text(text)) => text,
             None => String::new(),
-            Some(Prompt::Tokens(_)) => {
+            Some(Prompt::Tokens(_) | Prompt::Mixed(_)) => {
                 return Err(ApiError::invalid_field("prompt", "prompt must be a text"));
             }
         },
@@ -146,6 +146,7 @@ async fn answer(
         max_tokens: u32::try_from(wanted).ok().map(|count| count.max(1)),
         logprobs: own.n_probs.filter(|&count| count > 0),
         best_of: None,
+        biases_texts: true,
     };
     let mut params = sampling_params(app, &fields, api)?;
     let constraint = structured::apply(app, structured::requested(structured)?, &mut params).await?;
@@ -196,6 +197,9 @@ fn selected(answer: &LlamaAnswer, fields: Option<&[String]>) -> Value {
 }
 
 fn settings(app: &App, params: &SamplingParams, n_predict: i64, stream: bool) -> LlamaSettings {
+    let asked = params.logit_bias.iter().map(|&(token, bias)| LlamaBias { token, bias: Some(bias) });
+    let tokenizer = app.model.text.tokenizer.as_ref().filter(|_| params.ignore_eos);
+    let ends = tokenizer.into_iter().flat_map(|tokenizer| tokenizer.end_token_ids());
     LlamaSettings {
         n_ctx: app.model.max_model_len,
         n_predict,
@@ -213,6 +217,7 @@ fn settings(app: &App, params: &SamplingParams, n_predict: i64, stream: bool) ->
         ignore_eos: params.ignore_eos,
         stream,
         n_probs: params.logprobs.unwrap_or(0),
+        logit_bias: asked.chain(ends.map(|&token| LlamaBias { token, bias: None })).collect(),
     }
 }
 
@@ -245,6 +250,8 @@ impl LlamaWriter {
         let cache_n = usage.prompt_tokens_details.cached_tokens;
         let prompt_n = usage.prompt_tokens.saturating_sub(cache_n);
         let predicted_n = usage.completion_tokens;
+        // The first token is drawn where the prompt ends: it belongs to the prompt's time.
+        let num_decodes = predicted_n.saturating_sub(1);
         LlamaTimings {
             cache_n,
             prompt_n,
@@ -253,8 +260,8 @@ impl LlamaWriter {
             prompt_per_second: rate(prompt_n, prompt_ms),
             predicted_n,
             predicted_ms,
-            predicted_per_token_ms: per(predicted_ms, predicted_n),
-            predicted_per_second: rate(predicted_n, predicted_ms),
+            predicted_per_token_ms: per(predicted_ms, num_decodes),
+            predicted_per_second: rate(num_decodes, predicted_ms),
         }
     }
 
@@ -307,7 +314,8 @@ impl LlamaWriter {
             generation_settings: self.settings.clone(),
             prompt: prompt.unwrap_or_default(),
             has_new_line: self.has_new_line,
-            truncated: false,
+            // The context was full before the answer had ended.
+            truncated: stop_type == "limit" && tokens_evaluated + tokens_predicted >= self.settings.n_ctx,
             stop_type,
             stopping_word,
             timings: self.timings(generation),

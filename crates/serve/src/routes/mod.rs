@@ -13,6 +13,7 @@ pub mod ollama;
 pub mod probes;
 pub mod rerank;
 pub mod responses;
+pub mod sagemaker;
 pub mod stats;
 pub mod text;
 
@@ -97,6 +98,8 @@ pub const ROUTES: &[Route] = routes! {
     post "/apply-template" llamacpp::apply_template, "The prompt that the chat template makes of messages";
     get "/props" llamacpp::props, "Sampling defaults, context, slots and chat template, as llama.cpp tells them";
     get "/slots" llamacpp::slots, "Slots for sequences, and how many are busy";
+    post "/invocations" sagemaker::invocations, "Any of these requests, recognised by its fields, as SageMaker sends them";
+    get "/ping" probes::health, "The same as /health, as SageMaker asks for it (open to all)";
     get "/health" probes::health, "200 while the engine works, 503 when it is stuck or gone (open to all)";
     get "/live" probes::live, "200 while the process answers (open to all)";
     get "/ready" probes::ready, "200 while requests are taken, 503 when shutting down (open to all)";

@@ -78,6 +78,7 @@ pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Response, Api
     let text =
         |id: Option<baton_core::TokenId>| id.and_then(|id| tokenizer.token_text(id)).map(str::to_owned);
     Ok(json(&TokenizerInfo {
+        tokenizer_class: "PreTrainedTokenizerFast",
         vocab_size: tokenizer.vocab_size(),
         model_max_length: app.model.max_model_len,
         bos_token: text(tokenizer.bos_id()),

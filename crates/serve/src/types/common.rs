@@ -32,7 +32,8 @@ pub struct SamplingFields {
     /// Taken from the logits of a token for each time it occurs in the output.
     #[schemars(range(min = -2.0, max = 2.0))]
     pub frequency_penalty: Option<f32>,
-    /// Token ids (as strings) with what is added to their logits; or llama.cpp's list of pairs, in which a token may be a text too.
+    /// Token ids (as strings) with what is added to their logits; or llama.cpp's list of such pairs, in which a text stands for all
+    /// of its tokens.
     pub logit_bias: Option<LogitBias>,
     /// The same seed gives the same tokens; without one, a random one.
     pub seed: Option<i64>,
@@ -102,7 +103,7 @@ pub enum Stop {
     expecting = "logit_bias must be an object of token ids and numbers, or a list of such pairs"
 )]
 pub enum LogitBias {
-    Ids(BTreeMap<String, f32>),
+    Map(BTreeMap<String, f32>),
     Pairs(Vec<(BiasedToken, f32)>),
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use baton_core::TokenId;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::common::{PromptLogprobs, StopReason, Unsupported, Usage};
 use super::prompt::Prompts;
@@ -61,9 +61,34 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
     pub token_logprobs: Vec<Option<f32>>,
-    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    pub top_logprobs: Vec<Option<Alternatives>>,
     /// Where the token begins in the text, in characters.
     pub text_offset: Vec<usize>,
+}
+
+/// What else a token could have been: an object of tokens and log-probabilities, the token itself first, as vLLM's clients
+/// expect it.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(with = "BTreeMap<String, f32>")]
+pub struct Alternatives(Vec<(String, f32)>);
+
+impl FromIterator<(String, f32)> for Alternatives {
+    /// Of tokens that are written alike, the first one is kept.
+    fn from_iter<I: IntoIterator<Item = (String, f32)>>(tokens: I) -> Self {
+        let mut kept: Vec<(String, f32)> = Vec::new();
+        for (token, logprob) in tokens {
+            if kept.iter().all(|(other, _)| *other != token) {
+                kept.push((token, logprob));
+            }
+        }
+        Self(kept)
+    }
+}
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -112,6 +112,15 @@ pub struct LlamaSettings {
     pub ignore_eos: bool,
     pub stream: bool,
     pub n_probs: u32,
+    /// As asked, and for `ignore_eos` the tokens that end answers.
+    pub logit_bias: Vec<LlamaBias>,
+}
+
+/// What is added to a token's logit; null is minus infinity.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct LlamaBias {
+    pub token: TokenId,
+    pub bias: Option<f32>,
 }
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -1,4 +1,4 @@
-//! The `prompt` of a completion: a text, token ids, a list of texts or a list of lists of token ids.
+//! The `prompt` of a completion: a text, token ids, texts between token ids, or a list of prompts.
 //!
 //! Read without an intermediate tree: a list of a million ids must not cost more than its ids.
 
@@ -15,6 +15,15 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 pub enum Prompt {
     Text(String),
     Tokens(Vec<TokenId>),
+    /// Texts between token ids, as llama.cpp has it.
+    Mixed(Vec<Piece>),
+}
+
+/// A part of a mixed prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    Text(String),
+    Tokens(Vec<TokenId>),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +34,56 @@ const EXPECTED: &str = "a string, a list of token ids, a list of strings or a li
 /// An element of the outer list.
 enum Element {
     Token(TokenId),
+    Text(String),
     Prompt(Prompt),
+}
+
+/// A list of token ids and texts, while it is read.
+#[derive(Default)]
+struct Pieces {
+    list: Vec<Piece>,
+    has_tokens: bool,
+    has_texts: bool,
+}
+
+impl Pieces {
+    fn push_token(&mut self, token: TokenId) {
+        self.has_tokens = true;
+        match self.list.last_mut() {
+            Some(Piece::Tokens(tokens)) => tokens.push(token),
+            _ => self.list.push(Piece::Tokens(vec![token])),
+        }
+    }
+
+    fn push_text(&mut self, text: String) {
+        self.has_texts = true;
+        self.list.push(Piece::Text(text));
+    }
+
+    /// The texts so far, each a prompt; none where there are token ids.
+    fn take_texts(&mut self) -> Vec<Prompt> {
+        if self.has_tokens {
+            return Vec::new();
+        }
+        let text = |piece| match piece {
+            Piece::Text(text) => Prompt::Text(text),
+            Piece::Tokens(tokens) => Prompt::Tokens(tokens),
+        };
+        self.list.drain(..).map(text).collect()
+    }
+
+    /// All of them as one prompt.
+    fn into_prompt(mut self) -> Prompt {
+        match self.list.pop() {
+            None => Prompt::Tokens(Vec::new()),
+            Some(Piece::Tokens(tokens)) if self.list.is_empty() => Prompt::Tokens(tokens),
+            Some(Piece::Text(text)) if self.list.is_empty() => Prompt::Text(text),
+            Some(last) => {
+                self.list.push(last);
+                Prompt::Mixed(self.list)
+            }
+        }
+    }
 }
 
 /// A part of a prompt as chats have it.
@@ -82,11 +140,11 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-        Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+        Ok(Element::Text(text.to_owned()))
     }
 
     fn visit_string<E: Error>(self, text: String) -> Result<Element, E> {
-        Ok(Element::Prompt(Prompt::Text(text)))
+        Ok(Element::Text(text))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
@@ -94,11 +152,22 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
-        let mut tokens = Vec::new();
-        while let Some(token) = list.next_element()? {
-            tokens.push(token);
+        let mut pieces = Pieces::default();
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Token(token) => pieces.push_token(token),
+                Element::Text(text) => pieces.push_text(text),
+                Element::Prompt(_) => {
+                    return Err(A::Error::custom(format!(
+                        "a prompt within a list of prompts is a text or token ids: expected {EXPECTED}"
+                    )));
+                }
+            }
         }
-        Ok(Element::Prompt(Prompt::Tokens(tokens)))
+        if pieces.has_texts && !pieces.has_tokens {
+            return Err(A::Error::custom(format!("a list of texts within a list: expected {EXPECTED}")));
+        }
+        Ok(Element::Prompt(pieces.into_prompt()))
     }
 }
 
@@ -130,20 +199,30 @@ impl<'de> Visitor<'de> for PromptsVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
-        let (mut tokens, mut prompts) = (Vec::new(), Vec::new());
+        // Texts alone are prompts; among token ids they are parts of one.
+        let (mut pieces, mut prompts) = (Pieces::default(), Vec::new());
         while let Some(element) = list.next_element()? {
             match element {
-                Element::Token(token) => tokens.push(token),
-                Element::Prompt(prompt) => prompts.push(prompt),
+                Element::Token(token) => pieces.push_token(token),
+                Element::Text(text) if !pieces.has_tokens && !prompts.is_empty() => {
+                    prompts.push(Prompt::Text(text));
+                }
+                Element::Text(text) => pieces.push_text(text),
+                Element::Prompt(prompt) => {
+                    prompts.extend(pieces.take_texts());
+                    prompts.push(prompt);
+                }
             }
-            if !tokens.is_empty() && !prompts.is_empty() {
+            if pieces.has_tokens && !prompts.is_empty() {
                 return Err(A::Error::custom(format!(
                     "token ids and prompts are mixed: expected {EXPECTED}"
                 )));
             }
         }
-        if !tokens.is_empty() {
-            prompts.push(Prompt::Tokens(tokens));
+        if pieces.has_tokens {
+            prompts.push(pieces.into_prompt());
+        } else {
+            prompts.extend(pieces.take_texts());
         }
         Ok(Prompts(prompts))
     }
@@ -193,11 +272,25 @@ mod tests {
         assert_eq!(read(r#"{"prompt_string": "hi"}"#), Ok(vec![text("hi")]));
         let parts = r#"["a", {"content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]}]"#;
         assert_eq!(read(parts), Ok(vec![text("a"), text("b c")]));
+        assert_eq!(read(r#"["a", [1], "b"]"#), Ok(vec![text("a"), Prompt::Tokens(vec![1]), text("b")]));
+    }
+
+    #[test]
+    fn texts_between_token_ids_are_one_prompt() {
+        let mixed = |pieces: &[Piece]| Prompt::Mixed(pieces.to_vec());
+        let (ids, text) =
+            (|ids: &[u32]| Piece::Tokens(ids.to_vec()), |text: &str| Piece::Text(text.to_owned()));
+        assert_eq!(read(r#"[1, 2, "a", 3]"#), Ok(vec![mixed(&[ids(&[1, 2]), text("a"), ids(&[3])])]));
+        assert_eq!(read(r#"["a", "b", 1]"#), Ok(vec![mixed(&[text("a"), text("b"), ids(&[1])])]));
+        let inner = mixed(&[text("a"), ids(&[2])]);
+        assert_eq!(read(r#"[[1], ["a", 2]]"#), Ok(vec![Prompt::Tokens(vec![1]), inner]));
     }
 
     #[test]
     fn wrong_shapes_are_refused() {
-        assert!(read("[1, \"a\"]").unwrap_err().contains("mixed"));
+        assert!(read("[1, [2]]").unwrap_err().contains("mixed"));
+        assert!(read("[\"a\", 1, [2]]").unwrap_err().contains("mixed"));
+        assert!(read("[\"a\", [2], 1]").unwrap_err().contains("mixed"));
         assert!(read("[-1]").unwrap_err().contains("-1 is no token id"));
         assert!(read("[4294967296]").unwrap_err().contains("no token id"));
         assert!(read("{}").unwrap_err().contains("a string, a list of token ids"));

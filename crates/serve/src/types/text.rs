@@ -123,6 +123,8 @@ pub struct RouterLoad {
 
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct TokenizerInfo {
+    /// The class of Hugging Face's library that reads a tokenizer of any kind.
+    pub tokenizer_class: &'static str,
     pub vocab_size: usize,
     pub model_max_length: usize,
     pub bos_token: Option<String>,

@@ -73,7 +73,7 @@ fn check_supported(asked: &ResponseFields, fields: &SamplingFields) -> Result<()
     let stores = asked.store.unwrap_or(true);
     if asked.background.unwrap_or(false) {
         if !stores {
-            let message = "background needs store: the response could not be asked for otherwise";
+            let message = "background can only be used when `store` is true: the response could not be asked for otherwise";
             return Err(ApiError::invalid_field("background", message));
         }
         if fields.stream.unwrap_or(false) {
@@ -294,8 +294,7 @@ pub async fn cancel(
 ) -> Result<Response, ApiError> {
     let stored = app.responses.get(&tenant, &id, "id")?;
     if !stored.response.background {
-        let message =
-            "only responses that are made in the background can be cancelled: close the connection instead";
+        let message = "Cannot cancel a synchronous response: close the connection instead";
         return Err(ApiError::invalid_field("id", message));
     }
     let Some(cancel) = stored.cancel else { return Ok(json(&*stored.response)) };
