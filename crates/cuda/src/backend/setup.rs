@@ -18,8 +18,8 @@ use crate::pack::{Packed, capacity_words};
 use crate::swap::Swapper;
 use crate::weights::{Part, Weight};
 
-/// Values of a weight that are converted at once for a large product.
-const MAX_CONVERTED: usize = 64 << 20;
+/// Values of a weight that are converted at once for a large product. Where gate and up fit, they are one launch with their activation.
+const MAX_CONVERTED: usize = 128 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 
@@ -101,7 +101,8 @@ impl Backend for CudaBackend {
         // Without tensor cores a query costs the same whoever reads the keys.
         let is_fast = self.device.kernels.precision() == Precision::Fast;
         let sharing = if is_fast { info.attention.sharing } else { Sharing::default() };
-        let attention = AttentionTuning { partial_bytes, sharing, ..info.attention };
+        let decode_rows = if is_fast { info.attention.decode_rows } else { 0 };
+        let attention = AttentionTuning { partial_bytes, sharing, decode_rows, ..info.attention };
         DeviceInfo { activation_bytes: self.device.activation_bytes(), attention, ..info }
     }
 
