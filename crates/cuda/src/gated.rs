@@ -6,7 +6,6 @@ use baton_backend::{Activation, BackendError, GatedLinear};
 use crate::compile::SkinnyWeights;
 use crate::fp8::Input;
 use crate::gpu::{Element, Fetches, map_matrix};
-use crate::layout::Layout;
 use crate::ops::{Run, activation_number};
 use crate::params::{Address, GatedParams};
 
@@ -93,14 +92,7 @@ impl Run<'_> {
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let [part] = weight.parts.as_slice() else { return None };
-        let is_packed = matches!(part.layout, Layout::Packed { .. });
-        // Packed weights become bf16 first, where their own kernels do not take so many tokens.
-        let kind = if is_packed { Some(SkinnyWeights::Bf16) } else { part.skinny_weights() };
-        let kind = kind.filter(|kind| *kind != SkinnyWeights::Fp8Blocks)?;
-        let fits_scratch = || device.rows_converted_at_once(part, weight.cols) >= part.rows;
-        if is_packed && (device.is_small(part, self.tokens()) || !fits_scratch()) {
-            return None;
-        }
+        let kind = part.skinny_weights().filter(|kind| *kind != SkinnyWeights::Fp8Blocks)?;
         let is_fp8 = kind == SkinnyWeights::Fp8Rows;
         let is_wanted =
             !is_fp8 || (self.multiplies_fp8(op.weight) && self.tokens() > device.skinny_rows(kind));
@@ -114,9 +106,6 @@ impl Run<'_> {
             && weight.cols.is_multiple_of(kind.unit())
             && !device.kernels.gated(is_fp8).is_empty();
         if !fits {
-            return None;
-        }
-        if crate::wide::trial("gated", 0) > 0 && !is_fp8 && (9..=64).contains(&self.tokens()) {
             return None;
         }
         choose(self.tokens(), weight.rows / 2, self.num_blocks(), device.gated_min_busy)
@@ -139,10 +128,6 @@ impl Run<'_> {
         let weight = &device.weights[op.weight.0 as usize];
         let part = &weight.parts[0];
         let (tokens, width, cols) = (self.tokens(), weight.rows / 2, weight.cols);
-        let source = match part.layout {
-            Layout::Packed { .. } => device.convert(part, cols, 0..part.rows)?,
-            Layout::Plain(_) => part.memory.address(),
-        };
         let shape = &GATED_SHAPES[which];
         let fetches = if shape.takes_all() { Fetches::Lines } else { Fetches::Pairs };
         let (element, chunk) = if input.is_fp8 { (Element::Fp8, 2 * CHUNK) } else { (Element::Bf16, CHUNK) };
@@ -151,7 +136,7 @@ impl Run<'_> {
         };
         let params = GatedParams {
             input: map(input.address, tokens, cols, shape.tokens, element)?,
-            weight: map(source, weight.rows, cols, shape.outputs(), element)?,
+            weight: map(part.memory.address(), weight.rows, cols, shape.outputs(), element)?,
             output_map: map(output, tokens, width, CHUNK, Element::Bf16)?,
             output,
             width: width as u32,
@@ -165,17 +150,8 @@ impl Run<'_> {
         let all = self.num_blocks();
         let blocks = if shape.takes_all() { all.min(width / shape.width) } else { all };
         let function = device.kernels.gated(input.is_fp8)[which];
-        let (grid, shared_bytes) = ((blocks as u32, 1), shape.shared_bytes());
         // SAFETY: the struct is the kernel's; input, weight and output have the sizes that the maps say.
-        unsafe {
-            match part.layout {
-                // It fetches weights early, and these were just made.
-                Layout::Packed { .. } => {
-                    device.gpu.launch_after(function, grid, THREADS, shared_bytes, &params)
-                }
-                Layout::Plain(_) => device.gpu.launch(function, grid, THREADS, shared_bytes, &params),
-            }
-        }
+        unsafe { device.gpu.launch(function, (blocks as u32, 1), THREADS, shape.shared_bytes(), &params) }
     }
 }
 

@@ -212,22 +212,6 @@ impl Gpu {
         unsafe { self.launch_on(self.stream, function, grid, threads, shared_bytes, params) }
     }
 
-    /// The same, but it starts when all before it is done: for kernels that read early what others have just written.
-    ///
-    /// # Safety
-    /// As for `launch`.
-    pub(crate) unsafe fn launch_after<P>(
-        &self,
-        function: Function,
-        grid: (u32, u32),
-        threads: u32,
-        shared_bytes: u32,
-        params: &P,
-    ) -> Result<(), BackendError> {
-        // SAFETY: by contract.
-        unsafe { self.launch_with(&mut [], self.stream, function, grid, threads, shared_bytes, params) }
-    }
-
     /// The same in clusters of so many neighbouring blocks.
     ///
     /// # Safety
@@ -248,17 +232,7 @@ impl Gpu {
         };
         // SAFETY: by contract.
         unsafe {
-            let mut attributes = vec![attribute];
-            attributes.extend(self.overlap());
-            self.launch_with(
-                &mut attributes,
-                self.stream,
-                function,
-                (blocks, 1),
-                threads,
-                shared_bytes,
-                params,
-            )
+            self.launch_with(&[attribute], self.stream, function, (blocks, 1), threads, shared_bytes, params)
         }
     }
 
@@ -274,19 +248,7 @@ impl Gpu {
         params: &P,
     ) -> Result<(), BackendError> {
         // SAFETY: by contract.
-        unsafe {
-            let mut attributes: Vec<_> = self.overlap().into_iter().collect();
-            self.launch_with(&mut attributes, stream, function, grid, threads, shared_bytes, params)
-        }
-    }
-
-    /// What lets a launch start while the one before it ends.
-    fn overlap(&self) -> Option<sys::CUlaunchAttribute_st> {
-        self.overlaps_launches.then_some(sys::CUlaunchAttribute_st {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
-        })
+        unsafe { self.launch_with(&[], stream, function, grid, threads, shared_bytes, params) }
     }
 
     /// # Safety
@@ -294,7 +256,7 @@ impl Gpu {
     #[allow(clippy::too_many_arguments)]
     unsafe fn launch_with<P>(
         &self,
-        attributes: &mut [sys::CUlaunchAttribute_st],
+        attributes: &[sys::CUlaunchAttribute_st],
         stream: Stream,
         function: Function,
         grid: (u32, u32),
@@ -302,6 +264,13 @@ impl Gpu {
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), BackendError> {
+        let overlap = sys::CUlaunchAttribute_st {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue_union { programmaticStreamSerializationAllowed: 1 },
+        };
+        let mut all = attributes.to_vec();
+        all.extend(self.overlaps_launches.then_some(overlap));
         let config = sys::CUlaunchConfig_st {
             gridDimX: grid.0,
             gridDimY: grid.1,
@@ -311,8 +280,8 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
             hStream: stream.0,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
+            attrs: all.as_mut_ptr(),
+            numAttrs: all.len() as u32,
         };
         let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the configuration and the argument list live through the call; the caller vouches for the rest.

@@ -251,7 +251,7 @@ impl Run<'_> {
         let activation = activation_number(op.activation);
         let m = self.tokens();
         if let [part] = self.device.weights[op.weight.0 as usize].parts.as_slice()
-            && self.device.is_small(part, m)
+            && self.device.is_small(part, m, false)
             && width.is_multiple_of(part.unit_rows)
         {
             let params = ProductParams {

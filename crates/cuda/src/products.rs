@@ -2,8 +2,6 @@
 //! ones by cuBLASLt, which gets what is not as activations are converted piece by piece. Products of bf16 weights with few tokens go to
 //! `skinny` before they come here.
 
-use std::ops::Range;
-
 use baton_backend::{BackendError, Precision, VectorId, WeightFormat, WeightId};
 
 use crate::device::Device;
@@ -48,14 +46,12 @@ fn padded_rows(m: usize) -> usize {
 }
 
 impl Device {
-    pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
+    /// Whether our own kernels do this; `is_f32`: of logits, which are tiles enough for any library.
+    pub(crate) fn is_small(&self, part: &Part, m: usize, is_f32: bool) -> bool {
         m <= match part.layout {
             BF16 if self.kernels.precision() == Precision::Fast => {
-                if self.small_bf16_rows > 0 && crate::wide::trial("wide", 1) > 0 && self.has_wide(part, m) {
-                    m
-                } else {
-                    self.small_bf16_rows
-                }
+                let is_wide = !is_f32 && self.small_bf16_rows > 0 && self.has_wide(part, m);
+                if is_wide { m } else { self.small_bf16_rows }
             }
             // Few tokens go to `skinny`.
             Layout::Plain(WeightFormat::F8_E4M3) => 0,
@@ -63,41 +59,6 @@ impl Device {
             Layout::Packed { .. } if self.has_wide(part, m) => m,
             Layout::Packed { .. } => MAX_PACKED_ROWS,
         }
-    }
-}
-
-impl Device {
-    /// How many rows of a part fit the scratch for what is not as activations are.
-    pub(crate) fn rows_converted_at_once(&self, part: &Part, cols: usize) -> usize {
-        let units = self.converted.bytes() / self.activation_bytes() / cols / part.unit_rows;
-        units.max(1) * part.unit_rows
-    }
-
-    /// Makes activations' format of these rows, as many as fit the scratch at most. Returns where they are.
-    pub(crate) fn convert(
-        &self,
-        part: &Part,
-        cols: usize,
-        rows: Range<usize>,
-    ) -> Result<Address, BackendError> {
-        let params = ConvertParams {
-            weight: part.memory.address() + (rows.start / part.unit_rows * part.unit_bytes) as u64,
-            unit_bytes: part.unit_bytes as u64,
-            output: self.converted.address(),
-            num_rows: rows.len() as u32,
-            cols: cols as u32,
-            first_row: rows.start as u32,
-            across: part.across.unwrap_or(0) as u32,
-            scales: part.scales_address(),
-        };
-        let blocks = rows.len().div_ceil(part.unit_rows) as u32;
-        let (grid, threads) = match part.layout {
-            Layout::Plain(_) => ((blocks, 1), 128),
-            Layout::Packed { .. } => ((blocks, cols.div_ceil(CONVERT_COLS) as u32), 256),
-        };
-        // SAFETY: the struct is the kernel's; the rows fit the scratch.
-        unsafe { self.gpu.launch(self.kernels.convert(part.layout), grid, threads, 0, &params) }?;
-        Ok(self.converted.address())
     }
 }
 
@@ -112,7 +73,7 @@ impl Run<'_> {
         for number in 0..num_parts {
             let part = &self.device.weights[product.weight.0 as usize].parts[number];
             let output = product.output + (part.first_row * element) as u64;
-            if self.device.is_small(part, product.m) {
+            if self.device.is_small(part, product.m, product.is_f32) {
                 self.small_product(product, number, output)?;
             } else {
                 all_small = false;
@@ -158,7 +119,7 @@ impl Run<'_> {
         let weight = &device.weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let bias = self.vector(product.bias);
-        let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m));
+        let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m, product.is_f32));
         ProductParams {
             weight: part.memory.address(),
             unit_bytes: part.unit_bytes as u64,
@@ -204,25 +165,44 @@ impl Run<'_> {
                 return Ok(());
             }
         }
+        let activation_bytes = self.device.activation_bytes();
         let element = self.device.element_bytes(product.is_f32);
-        let weight = &self.device.weights[product.weight.0 as usize];
+        let Device { gpu, gemm, kernels, weights, converted, projected, vectors, code_scales, .. } =
+            &mut *self.device;
+        let gemm = gemm.as_mut().expect("opened with the first weight");
+        let weight = &weights[product.weight.0 as usize];
         let part = &weight.parts[number];
-        let is_ready = product.is_fp8
-            || part.layout == Layout::Plain(activation_format(self.device.kernels.precision()));
-        let piece = if is_ready { part.rows } else { self.device.rows_converted_at_once(part, weight.cols) };
+        let is_ready = product.is_fp8 || part.layout == Layout::Plain(activation_format(kernels.precision()));
+        let part_scales = part.scales_address();
+        let units_at_once = if is_ready {
+            part.rows
+        } else {
+            converted.bytes() / activation_bytes / weight.cols / part.unit_rows
+        };
+        let piece = units_at_once.max(1) * part.unit_rows;
         for first in (0..part.rows).step_by(piece) {
-            let weight = &self.device.weights[product.weight.0 as usize];
-            let part = &weight.parts[number];
             let rows = piece.min(part.rows - first);
-            let source = if is_ready {
-                part.memory.address() + (first / part.unit_rows * part.unit_bytes) as u64
-            } else {
-                self.device.convert(part, weight.cols, first..first + rows)?
-            };
-            let part_scales = part.scales_address();
-            let Device { gpu, gemm, weights, projected, code_scales, .. } = &mut *self.device;
-            let gemm = gemm.as_mut().expect("opened with the first weight");
-            let weight = &weights[product.weight.0 as usize];
+            let mut source = part.memory.address() + (first / part.unit_rows * part.unit_bytes) as u64;
+            if !is_ready {
+                let params = ConvertParams {
+                    weight: source,
+                    unit_bytes: part.unit_bytes as u64,
+                    output: converted.address(),
+                    num_rows: rows as u32,
+                    cols: weight.cols as u32,
+                    first_row: first as u32,
+                    across: part.across.unwrap_or(0) as u32,
+                    scales: part_scales,
+                };
+                let blocks = rows.div_ceil(part.unit_rows) as u32;
+                let (grid, threads) = match part.layout {
+                    Layout::Plain(_) => ((blocks, 1), 128),
+                    Layout::Packed { .. } => ((blocks, weight.cols.div_ceil(CONVERT_COLS) as u32), 256),
+                };
+                // SAFETY: the struct is the kernel's; `piece` rows fit the scratch.
+                unsafe { gpu.launch(kernels.convert(part.layout), grid, threads, 0, &params) }?;
+                source = converted.address();
+            }
             let target = output + (first * element) as u64;
             let is_aligned = |bytes: u64| {
                 target.is_multiple_of(bytes)
@@ -247,9 +227,6 @@ impl Run<'_> {
             unsafe { gemm.multiply(gpu, shape, matrices, product.accumulate, scratch) }?;
         }
         let Some(bias) = product.bias else { return Ok(()) };
-        let Device { gpu, kernels, weights, vectors, .. } = &*self.device;
-        let weight = &weights[product.weight.0 as usize];
-        let part = &weight.parts[number];
         if part.rows != weight.rows || product.output_stride != weight.rows || product.is_f32 {
             return Err(unsupported("a bias for a weight of several formats"));
         }

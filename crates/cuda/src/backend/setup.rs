@@ -18,8 +18,8 @@ use crate::pack::{Packed, capacity_words};
 use crate::swap::Swapper;
 use crate::weights::{Part, Weight};
 
-/// Values of a weight that are converted at once for a large product. Where gate and up fit, they are one launch with their activation.
-const MAX_CONVERTED: usize = 128 << 20;
+/// Values of a weight that are converted at once for a large product.
+const MAX_CONVERTED: usize = 64 << 20;
 const SAMPLE_PARTS: usize = 32;
 const MAX_SMALL_HEAD: usize = 32768;
 

@@ -1,4 +1,4 @@
-// Products of bf16 weights with 9 to 64 tokens where there is wgmma (sm_90a). The weights' way from memory is what takes the time: a
+// Products of bf16 weights with 9 to 48 tokens where there is wgmma (sm_90a). The weights' way from memory is what takes the time: a
 // library divides such products between too few blocks, or sums their parts in a launch of its own, and its kernels do not
 // fetch weights while the one before ends.
 
@@ -18,17 +18,18 @@ __device__ __forceinline__ void multiply(float (&sums)[4][4], u64 rows, u64 toke
         : FOUR(sums, 0), FOUR(sums, 1), FOUR(sums, 2), FOUR(sums, 3) : "l"(rows), "l"(tokens) : "memory");
 }
 
-__device__ __forceinline__ void multiply(float (&sums)[8][4], u64 rows, u64 tokens) {
+__device__ __forceinline__ void multiply(float (&sums)[6][4], u64 rows, u64 tokens) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n}"
-        : THIRTY_TWO(sums, 0) : "l"(rows), "l"(tokens) : "memory");
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\nwgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, p, 1, 1, 0, 0;\n}"
+        : FOUR(sums, 0), FOUR(sums, 1), FOUR(sums, 2), FOUR(sums, 3), FOUR(sums, 4), FOUR(sums, 5)
+        : "l"(rows), "l"(tokens)
+        : "memory");
 }
 
 // `wide.rs` knows the stages too.
-template <u32 TOKENS, u32 BLOCKS>
-using Bf16Wide = Wide<TOKENS, 128 * 128, BLOCKS == 3 ? (TOKENS == 64 ? 3 : TOKENS == 32 ? 3 : 4) : (TOKENS == 64 ? 4 : TOKENS == 32 ? 5 : 6)>;
+template <u32 TOKENS>
+using Bf16Wide = Wide<TOKENS, 128 * 128, TOKENS == 16 ? 6 : 5>;
 
 template <class W>
 __device__ __forceinline__ void consume(const Place& place, const W& ring, float (&sums)[W::TOKENS / 8][4]) {
@@ -49,9 +50,9 @@ __device__ __forceinline__ void consume(const Place& place, const W& ring, float
     wait_products<0>(sums);
 }
 
-template <u32 TOKENS, u32 BLOCKS, bool GATED>
+template <u32 TOKENS, bool GATED>
 __device__ __forceinline__ void wide(const WideProductParams& p) {
-    using W = Bf16Wide<TOKENS, BLOCKS>;
+    using W = Bf16Wide<TOKENS>;
     extern __shared__ u8 shared[];
     W ring;
     Place place(p);
@@ -77,19 +78,12 @@ __device__ __forceinline__ void wide(const WideProductParams& p) {
     }
 }
 
-#define BF16_WIDE(TOKENS, BLOCKS)                                                                                                             \
-    KERNEL __launch_bounds__(FEW_THREADS, BLOCKS) plain_##TOKENS##_##BLOCKS(const __grid_constant__ WideProductParams p) {                    \
-        wide<TOKENS, BLOCKS, false>(p);                                                                                                       \
-    }                                                                                                                                         \
-    KERNEL __launch_bounds__(FEW_THREADS, BLOCKS) gated_##TOKENS##_##BLOCKS(const __grid_constant__ WideProductParams p) {                    \
-        wide<TOKENS, BLOCKS, true>(p);                                                                                                        \
-    }
+#define BF16_WIDE(TOKENS)                                                                                                                     \
+    KERNEL __launch_bounds__(FEW_THREADS, 2) wide_##TOKENS(const __grid_constant__ WideProductParams p) { wide<TOKENS, false>(p); }           \
+    KERNEL __launch_bounds__(FEW_THREADS, 2) gated_wide_##TOKENS(const __grid_constant__ WideProductParams p) { wide<TOKENS, true>(p); }
 
-BF16_WIDE(16, 2)
-BF16_WIDE(32, 2)
-BF16_WIDE(64, 2)
-BF16_WIDE(16, 3)
-BF16_WIDE(32, 3)
-BF16_WIDE(64, 3)
+BF16_WIDE(16)
+BF16_WIDE(32)
+BF16_WIDE(48)
 
 #endif

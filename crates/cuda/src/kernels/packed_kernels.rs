@@ -56,10 +56,10 @@ impl Kernels {
             let plain = self.compiler.load(Unit::PackedWide { bits, is_gated: false })?;
             let gated = self.compiler.load(Unit::PackedWide { bits, is_gated: true })?;
             let find = |tokens: u32| {
-                let shared_bytes = packed_shared_bytes(bits, tokens);
-                let both =
-                    [wide_kernel(&plain, tokens, shared_bytes)?, wide_kernel(&gated, tokens, shared_bytes)?];
-                Ok(both.map(Some))
+                let kernel = |module, is_gated| {
+                    wide_kernel(module, tokens, packed_shared_bytes(bits, tokens, is_gated))
+                };
+                Ok([kernel(&plain, false)?, kernel(&gated, true)?].map(Some))
             };
             let functions = PACKED_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
             let kernels = WideKernels {
@@ -98,15 +98,13 @@ impl Kernels {
     /// With the first weight of bf16.
     pub(super) fn prepare_bf16_wide(&mut self) -> Result<(), BackendError> {
         let module = self.compiler.load(Unit::Bf16Wide)?;
-        let blocks = crate::wide::trial("blocks", 2);
         let find = |tokens: u32| {
-            let both = ["plain", "gated"].map(|kind| module.function(&format!("{kind}_{tokens}_{blocks}")));
-            let [plain, gated] = both;
-            let both = [plain?, gated?];
-            for function in both {
+            let kernel = |name: String| {
+                let function = module.function(&name)?;
                 allow_shared(function, bf16_shared_bytes(tokens))?;
-            }
-            Ok(both.map(Some))
+                Ok::<_, BackendError>(Some(function))
+            };
+            Ok([kernel(format!("wide_{tokens}"))?, kernel(format!("gated_wide_{tokens}"))?])
         };
         let functions = BF16_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
         let kernels = WideKernels { tokens: &BF16_TOKENS, min_tokens: MIN_BF16_TOKENS, functions, few: None };
