@@ -30,7 +30,6 @@ use crate::products::MAX_PRODUCT_ROWS;
 use crate::ranges::{Ranges, step_name};
 use crate::swap::{Previous, Swapper, copy_blocks};
 use crate::weights::Staging;
-use crate::wide::MAX_STREAM_TILES;
 
 /// Tokens of a KV block unless asked otherwise.
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -139,7 +138,6 @@ impl CudaBackend {
             row_syncs: nothing()?,
             results: nothing()?,
             top: nothing()?,
-            tile_arrivals: nothing()?,
             max_tokens: 0,
             max_logit_rows: 0,
             ranges: Ranges::new(),
@@ -179,11 +177,7 @@ impl CudaBackend {
                 |missing| BackendError::Device { cause: format!("CUDA: {missing}, or use --device cpu") };
             open_gemm().map_err(missing)?;
             let Device { gpu, kernels, .. } = &self.device;
-            let arrivals = gpu.allocate(4 * MAX_STREAM_TILES, "arrivals of products")?;
-            arrivals.clear(gpu)?;
-            let gemm = Gemm::new(gpu, kernels.precision(), self.cache_dir.as_deref())?;
-            self.device.tile_arrivals = arrivals;
-            self.device.gemm = Some(gemm);
+            self.device.gemm = Some(Gemm::new(gpu, kernels.precision(), self.cache_dir.as_deref())?);
         }
         Ok(())
     }

@@ -55,8 +55,6 @@ pub(crate) struct Device {
     pub(crate) kernels: Kernels,
     /// There with the first weight.
     pub(crate) gemm: Option<Gemm>,
-    /// Of products whose tiles are divided between blocks, one word each, 0 between launches.
-    pub(crate) tile_arrivals: DeviceMemory,
     pub(crate) gpu: Gpu,
 }
 

@@ -105,11 +105,6 @@ impl Gemm {
         Ok(gemm)
     }
 
-    /// Memory that a product may use while it runs, as all others do.
-    pub(crate) fn workspace(&self) -> &DeviceMemory {
-        &self.workspace
-    }
-
     fn plan(&self, shape: &Shape) -> Result<Plan, lt::CublasError> {
         Plan::new(self.handle, self.activation, shape, self.workspace.address())
     }

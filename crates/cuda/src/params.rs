@@ -164,8 +164,6 @@ pub(crate) struct WideProductParams {
     pub(crate) norm: Address,
     pub(crate) chunks: u32,
     pub(crate) eps: f32,
-    pub(crate) parts: Address,
-    pub(crate) arrivals: Address,
 }
 
 #[repr(C)]

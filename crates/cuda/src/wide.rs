@@ -4,7 +4,6 @@
 use baton_backend::{BackendError, WeightFormat};
 
 use crate::device::Device;
-use crate::gemm::WORKSPACE_BYTES;
 use crate::gpu::{Element, Fetches, map_matrix, map_records};
 use crate::layout::{Layout, TILE_ROWS, record_bytes};
 use crate::params::{Address, ProductParams, WideProductParams};
@@ -33,26 +32,17 @@ fn ring_bytes(stages: u32, stage_bytes: u32) -> u32 {
     stages * (stage_bytes + 16) + 1024
 }
 
-/// Of `packed_wide.cu`: gated, half of the sums lie beside the ring.
-pub(crate) fn packed_shared_bytes(bits: u32, tokens: u32, is_gated: bool) -> u32 {
+/// Of `packed_wide.cu`.
+pub(crate) fn packed_shared_bytes(bits: u32, tokens: u32) -> u32 {
     let records = (BLOCK_ROWS / TILE_ROWS * record_bytes(bits)) as u32;
-    let stages = match (tokens, bits) {
-        (256, 8) if is_gated => 3,
-        (256, _) => 4,
-        (128, _) => 6,
-        (_, 4) => 7,
-        (_, 8) if is_gated => 5,
-        _ => 6,
+    let stages = match tokens {
+        256 => 4,
+        128 => 6,
+        _ if bits == 8 => 6,
+        _ => 7,
     };
-    let sums = if is_gated { tokens / 16 * CONSUMERS * 16 } else { 0 };
-    ring_bytes(stages, tokens * CHUNK_BYTES as u32 + records.next_multiple_of(1024)) + sums
+    ring_bytes(stages, tokens * CHUNK_BYTES as u32 + records.next_multiple_of(1024))
 }
-
-/// Tiles that are counted, and chunks of columns that are enough for a block.
-pub(crate) const MAX_STREAM_TILES: usize = 16384;
-const MIN_STREAM_CHUNKS: usize = 8;
-/// Places for sums of parts that a block has.
-const STREAM_PLACES: usize = 3;
 
 /// Of `fp8_wide.cu`.
 pub(crate) fn fp8_shared_bytes(tokens: u32) -> u32 {
@@ -89,8 +79,7 @@ impl Device {
         // Rows are copied from multiples of 16 bytes on, and two results are stored at a time.
         let is_aligned = part.layout != BF16
             || (part.rows.is_multiple_of(2) && (part.unit_bytes / part.unit_rows).is_multiple_of(16));
-        let is_counted = part.rows <= MAX_STREAM_TILES * BLOCK_ROWS / 2;
-        let kernels = self.kernels.wide(part.layout).filter(|_| is_aligned && is_counted);
+        let kernels = self.kernels.wide(part.layout).filter(|_| is_aligned);
         kernels.is_some_and(|kernels| kernels.find(m as u32).is_some())
     }
 
@@ -123,7 +112,7 @@ impl Device {
         let num_multiprocessors = self.gpu.properties.num_multiprocessors as usize;
         // Of the kernels of few tokens two blocks fit a multiprocessor.
         let is_few = tokens <= 64;
-        let at_once = num_multiprocessors * if is_few { 2 } else { 1 };
+        let splits = divide(tiles, chunks, num_multiprocessors * if is_few { 2 } else { 1 });
         let map =
             |address, rows, box_rows| map_matrix(address, rows, cols, box_rows, element, Fetches::Lines);
         let input = map(params.input, m, tokens)?;
@@ -134,7 +123,7 @@ impl Device {
                 let tiles = part.rows.div_ceil(TILE_ROWS);
                 let record = record_bytes(bits);
                 let weight = map_records(params.weight, tiles, part.unit_bytes, record, box_tiles)?;
-                (weight, packed_shared_bytes(bits, tokens, is_gated), is_few)
+                (weight, packed_shared_bytes(bits, tokens), is_few)
             }
             BF16 => (map(params.weight, part.rows, rows as u32)?, bf16_shared_bytes(tokens), true),
             Layout::Plain(_) => {
@@ -150,19 +139,7 @@ impl Device {
             norm: 0,
             chunks: chunks as u32,
             eps: 0.0,
-            parts: self.gemm.as_ref().map_or(0, |gemm| gemm.workspace().address()),
-            arrivals: self.tile_arrivals.address(),
         };
-        if matches!(part.layout, Layout::Packed { .. }) {
-            let most = WORKSPACE_BYTES / (STREAM_PLACES * tokens as usize * BLOCK_ROWS * 4);
-            let enough = (tiles * chunks).div_ceil(MIN_STREAM_CHUNKS);
-            let blocks = at_once.min(most).min(enough);
-            let threads = CONSUMERS + if is_small { 32 } else { 128 };
-            // SAFETY: the struct is the kernel's; input, weight and output have the sizes that it says, and all blocks fit the device.
-            unsafe { self.gpu.launch(function, (blocks as u32, 1), threads, shared_bytes, &wide) }?;
-            return Ok(true);
-        }
-        let splits = divide(tiles, chunks, at_once);
         let blocks = ((tiles * splits) as u32, splits as u32);
         // A warp fetches; where registers are few, it has a warpgroup to give them.
         let threads = CONSUMERS + if is_small { 32 } else { 128 };
@@ -202,8 +179,6 @@ impl Device {
             norm,
             chunks: chunks as u32,
             eps,
-            parts: 0,
-            arrivals: 0,
         };
         let function = few[usize::from(norm != 0)][usize::from(is_gated)];
         let blocks = ((tiles * splits) as u32, splits as u32);
@@ -230,8 +205,7 @@ mod tests {
     fn rings_fit_a_multiprocessor_and_hold_the_sums() {
         for bits in [4, 5, 6, 8] {
             for tokens in PACKED_TOKENS {
-                let bytes = [false, true].map(|is_gated| packed_shared_bytes(bits, tokens, is_gated));
-                let bytes = bytes[0].max(bytes[1]);
+                let bytes = packed_shared_bytes(bits, tokens);
                 let blocks = if tokens == 64 { 2 } else { 1 };
                 assert!(
                     bytes <= 227 << 10 && blocks * (bytes + 1024) <= 228 << 10,

@@ -56,10 +56,10 @@ impl Kernels {
             let plain = self.compiler.load(Unit::PackedWide { bits, is_gated: false })?;
             let gated = self.compiler.load(Unit::PackedWide { bits, is_gated: true })?;
             let find = |tokens: u32| {
-                let kernel = |module, is_gated| {
-                    wide_kernel(module, tokens, packed_shared_bytes(bits, tokens, is_gated))
-                };
-                Ok([kernel(&plain, false)?, kernel(&gated, true)?].map(Some))
+                let shared_bytes = packed_shared_bytes(bits, tokens);
+                let both =
+                    [wide_kernel(&plain, tokens, shared_bytes)?, wide_kernel(&gated, tokens, shared_bytes)?];
+                Ok(both.map(Some))
             };
             let functions = PACKED_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
             let kernels = WideKernels {

@@ -20,8 +20,6 @@ struct WideProductParams {
     const float* norm;          // [cols] or null: the input is normed on the way, where the kernel does that
     u32 chunks;                 // of 128 bytes of columns
     float eps;
-    float* parts;  // sums of parts of tiles, where blocks divide them: three places of TOKENS by 128 rows for each block
-    u32* arrivals; // for each tile, how many of its parts are there; 0 between launches
 };
 
 // ---- A cluster.
@@ -57,7 +55,6 @@ struct Place {
         u32 each = (p.chunks + splits - 1) / splits;
         first = min(split * each, p.chunks), count = min(each, p.chunks - first);
     }
-    __device__ __forceinline__ Place(u32 first, u32 count) : split(0), splits(1), tile(0), first(first), count(count) {}
 };
 
 // ---- Copies.
@@ -77,15 +74,15 @@ struct Wide {
     u32 stages, full, empty;
 };
 
-// One thread's part: `load_weights(to, chunk, barrier)` asks for a chunk of the weights. Of the tokens there are `wrap` chunks.
+// One thread's part: `load_weights(to, chunk, barrier)` asks for a chunk of the weights.
 template <class W, u32 COLUMNS, class Load>
-__device__ __forceinline__ void feed(const WideProductParams& p, const Place& place, const W& ring, Load load_weights, u32 wrap = NONE) {
+__device__ __forceinline__ void feed(const WideProductParams& p, const Place& place, const W& ring, Load load_weights) {
     auto weights = [&](u32 stage, u32 number) {
         expect_bytes(ring.full + stage * 8, W::INPUT_BYTES + W::WEIGHT_BYTES);
         load_weights(ring.stages + stage * W::STAGE_BYTES + W::INPUT_BYTES, place.first + number, ring.full + stage * 8);
     };
     auto tokens = [&](u32 stage, u32 number) {
-        load_box(ring.stages + stage * W::STAGE_BYTES, &p.input, (place.first + number) % wrap * COLUMNS, 0, ring.full + stage * 8);
+        load_box(ring.stages + stage * W::STAGE_BYTES, &p.input, (place.first + number) * COLUMNS, 0, ring.full + stage * 8);
     };
     u32 early = min(W::STAGES, place.count);
     for (u32 i = 0; i < early; i++) weights(i, i);
