@@ -6,8 +6,10 @@ use baton_backend::{
 };
 
 use crate::device::Device;
-use crate::gpu::{DeviceMemory, Gpu};
+use crate::gpu::{DeviceMemory, Function, Gpu};
 use crate::grouped::MAX_TILE;
+use crate::kernels::ExpertProducts;
+use crate::kernels::expert_kernels::{DEEP_COLS, DEEP_RING_BYTES, DEEP_ROWS};
 use crate::layout::Layout;
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, ExpertParams, RouteParams};
@@ -312,8 +314,15 @@ impl Run<'_> {
             let (mut params, format) = of_part(&params, part, rows)?;
             // What the experts of the first part gave is there already.
             params.accumulate |= u32::from(number > 0);
+            let products = device.kernels.expert_products(format);
+            if let Some(function) = deep_linear(&products, &params, weight.parts.len()) {
+                let grid = (params.num_rows.div_ceil(DEEP_ROWS), 1);
+                // SAFETY: as below.
+                unsafe { device.gpu.launch(function, grid, 32 * EXPERT_WARPS, DEEP_RING_BYTES, &params) }?;
+                continue;
+            }
             let grid = (tokens, params.num_rows.div_ceil(LINEAR_ROWS));
-            let function = device.kernels.expert_products(format).linear;
+            let function = products.linear;
             // SAFETY: the struct is the kernel's; input and output have the shape's tokens.
             unsafe { device.gpu.launch(function, grid, 32 * EXPERT_WARPS, 0, &params) }?;
         }
@@ -333,6 +342,17 @@ impl Run<'_> {
         let finds = |mixture: &Mixture| self.route_finish(mixture) == Finish::Products;
         mixture.filter(finds).map(|mixture| self.route_params(&mixture.route)).transpose()
     }
+}
+
+/// The kernel for one token, if it takes so many slots and columns.
+fn deep_linear(products: &ExpertProducts, params: &ExpertParams, num_parts: usize) -> Option<Function> {
+    let fits = params.num_tokens == 1
+        && num_parts == 1
+        && params.bias == 0
+        && [1, 2, 4, 8].contains(&params.num_slots)
+        && params.cols.is_multiple_of(8);
+    let chunks = (params.cols as usize).div_ceil(DEEP_COLS);
+    products.deep_linear.filter(|_| fits).and_then(|functions| functions.get(chunks - 1).copied())
 }
 
 /// The same for the experts of one part, and their format.

@@ -59,6 +59,11 @@ pub(crate) struct Run<'a> {
     pub(crate) num_partials: &'a [u32],
     /// What is to be launched after the program if a sample wants it.
     pub(crate) scoring: Option<Scoring>,
+    /// The op after this one, which it may take along.
+    pub(crate) next: Option<&'a Op>,
+    pub(crate) took_next: bool,
+    /// What the scratch of normed rows holds, as long as nothing has changed it.
+    pub(crate) kept_norm: Option<(BufferId, Norm)>,
 }
 
 /// The launch that finds log-probabilities and the most likely tokens of a step's samples.
@@ -93,6 +98,18 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
 
 impl Run<'_> {
     pub(crate) fn run(&mut self, op: &Op) -> Result<(), BackendError> {
+        if std::mem::take(&mut self.took_next) {
+            return Ok(());
+        }
+        let done = self.launch_op(op);
+        // Products that are not added to what they read leave it, and what was made of it.
+        if !matches!(op, Op::Linear(op) if !op.accumulate && self.kept_norm.is_some_and(|(of, _)| of != op.output)) {
+            self.kept_norm = None;
+        }
+        done
+    }
+
+    fn launch_op(&mut self, op: &Op) -> Result<(), BackendError> {
         // Of a recorded step only the whole is launched.
         let _range = (!self.is_recording).then(|| self.device.ranges.enter(|| op.name().to_owned()));
         match op {
@@ -179,6 +196,10 @@ impl Run<'_> {
         let address = self.buffer(input, cols)?;
         let Some(norm) = norm else { return Ok(address) };
         let scratch = self.device.normed.address();
+        if self.kept_norm == Some((input, *norm)) {
+            return Ok(scratch);
+        }
+        self.kept_norm = Some((input, *norm));
         self.launch_norm(address, Some(norm), scratch, cols, false, false)?;
         Ok(scratch)
     }

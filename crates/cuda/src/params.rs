@@ -236,7 +236,7 @@ pub(crate) struct AttentionParams {
 }
 
 #[repr(C)]
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SkinnyParams {
     pub(crate) step: Address,
     pub(crate) weight: Address,
@@ -262,6 +262,14 @@ pub(crate) struct SkinnyParams {
     pub(crate) softcap: f32,
     pub(crate) rope_scale: f32,
     pub(crate) across: u32,
+    pub(crate) q_norm: Address,
+    pub(crate) k_norm: Address,
+    pub(crate) other_weight: Address,
+    pub(crate) other_output: Address,
+    pub(crate) other_rows: u32,
+    pub(crate) first_blocks: u32,
+    pub(crate) q_eps: f32,
+    pub(crate) k_eps: f32,
 }
 
 /// What a bulk copy knows about a matrix; opaque.

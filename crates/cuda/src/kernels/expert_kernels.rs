@@ -21,6 +21,12 @@ pub(crate) struct LatentAttention {
     pub(crate) many: Option<Function>,
 }
 
+/// As in `expert_product.cu`: rows of a block of `expert_linear_deep`, columns of a piece, pieces of the widest rows, and the ring.
+pub(crate) const DEEP_ROWS: u32 = 16;
+pub(crate) const DEEP_COLS: usize = 256;
+pub(crate) const DEEP_CHUNKS: usize = 6;
+pub(crate) const DEEP_RING_BYTES: u32 = 8 * 24 * 512;
+
 /// What stands around the products of many tokens with experts, and those products where the device can.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertKernels {
@@ -41,6 +47,8 @@ pub(crate) struct ExpertProducts {
     pub(crate) route: Function,
     pub(crate) gated: Function,
     pub(crate) linear: Function,
+    /// For one token, by how many pieces of [`DEEP_COLS`] columns a row has, where the device and the format have them.
+    pub(crate) deep_linear: Option<[Function; DEEP_CHUNKS]>,
     pub(crate) heads: Function,
 }
 
@@ -85,7 +93,19 @@ impl Kernels {
                 continue;
             }
             let module = self.compiler.load(Unit::ExpertProduct(format, precision))?;
+            let is_plain = matches!(format, WeightFormat::F16 | WeightFormat::BF16);
+            let has_deep = is_plain && precision == Precision::Fast && self.has_deep();
+            let mut deep_linear = None;
+            if has_deep {
+                let mut functions = [module.function("expert_linear")?; DEEP_CHUNKS];
+                for (number, function) in functions.iter_mut().enumerate() {
+                    *function = module.function(&format!("expert_linear_deep_{}", number + 1))?;
+                    allow_shared(*function, DEEP_RING_BYTES)?;
+                }
+                deep_linear = Some(functions);
+            }
             let products = ExpertProducts {
+                deep_linear,
                 route: module.function("route_few")?,
                 gated: module.function("expert_gated")?,
                 linear: module.function("expert_linear")?,

@@ -74,8 +74,8 @@ __device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8],
     return sum;
 }
 
-// Blocks that a multiprocessor holds, where registers for so many are enough: Q5_K wants more.
-__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : 3;
+// Blocks whose registers a multiprocessor has: Q5_K wants more. Of f16 and bf16 three run beside one of `expert_linear_deep`.
+__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : FORMAT == F16 || FORMAT == BF16 ? 4 : 3;
 
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
@@ -228,6 +228,109 @@ KERNEL __launch_bounds__(256, 4) expert_linear(const ExpertParams p) {
     real* output = p.output + (u64)token * p.num_rows + first + threadIdx.x;
     *output = float_to_real(p.accumulate ? real_to_float(*output) + total : total);
 }
+
+#if (FORMAT == 1 || FORMAT == 2) && !defined(F32_ACTIVATIONS)
+// The same for one token: a block takes 16 rows, for each of 1, 2, 4 or 8 slots, and a warp always rows of the same slot, whose input it
+// keeps if it is short. There is a block for a multiprocessor, beside those of gate and up, and its ring is full before they are done.
+__device__ constexpr u32 DEEP_ROWS = 16, DEEP_CHUNKS = 24; // of 512 bytes: the ring of a warp
+
+// Sums of four values over a warp: lanes 0, 16, 8 and 24 have them in this order.
+__device__ __forceinline__ float four_sums(const float (&x)[4]) {
+    bool high = threadIdx.x & 16, second = threadIdx.x & 8;
+    float a = (high ? x[1] : x[0]) + __shfl_xor_sync(NONE, high ? x[0] : x[1], 16);
+    float b = (high ? x[3] : x[2]) + __shfl_xor_sync(NONE, high ? x[2] : x[3], 16);
+    float sum = (second ? b : a) + __shfl_xor_sync(NONE, second ? a : b, 8);
+#pragma unroll
+    for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(NONE, sum, distance);
+    return sum;
+}
+
+template <u32 CHUNKS>
+__device__ __forceinline__ void deep_linear(const ExpertParams& p) {
+    constexpr u32 DEPTH = DEEP_CHUNKS / CHUNKS; // rows on their way
+    __shared__ float parts[DEEP_ROWS * 8], own[2 * MAX_SLOTS];
+    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * DEEP_ROWS;
+    if (rows_of_step(p.step, p.num_tokens) == 0) {
+        wait_for_previous();
+        return;
+    }
+    if (p.finds) {
+        __shared__ float keys[MAX_ROUTED];
+        if (warp == 0) choose_of<4>(p.route, 0, keys, own);
+    } else {
+        wait_for_previous();
+        if (thread < 2 * p.num_slots) own[thread] = p.routing[thread];
+    }
+    __syncthreads();
+    u32 slot = warp % p.num_slots, rows_apart = 8 / p.num_slots, row = warp / p.num_slots, count = DEEP_ROWS / rows_apart;
+    u32 expert = min((u32)own[slot], p.num_experts - 1);
+    const u8* weight = p.weight + ((u64)expert * p.num_rows + first + row) * p.row_bytes + lane * 16;
+    u32 ring = (u32)__cvta_generic_to_shared(staged) + warp * DEEP_CHUNKS * 512 + lane * 16;
+    auto load = [&](u32 number, u32 stage) {
+        if (number < count && first + row + number * rows_apart < p.num_rows) {
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++)
+                if (c * 256 + lane * 8 < p.cols)
+                    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(ring + (stage * CHUNKS + c) * 512),
+                                 "l"(weight + (u64)(number * rows_apart) * p.row_bytes + c * 512), "l"(read_once()) : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll
+    for (u32 s = 0; s < DEPTH; s++) load(s, s);
+    if (p.finds) wait_for_previous();
+    allow_next();
+    const real* input = p.input + (u64)slot * p.cols + lane * 8;
+    constexpr u32 KEPT = CHUNKS < 5 ? CHUNKS : 0;
+    Eight x[CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < KEPT; c++) x[c] = c * 256 + lane * 8 < p.cols ? *reinterpret_cast<const Eight*>(input + c * 256) : Eight{};
+    // What is added to, before it is needed.
+    real* output = p.output + first + min(thread, p.num_rows - 1 - first);
+    float before = p.accumulate && thread < DEEP_ROWS ? real_to_float(*output) : 0.0f;
+    u32 stage = 0;
+    for (u32 number = 0; number < count; number += 4) {
+        float sums[4] = {};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+            if (number + i < count) {
+#pragma unroll
+                for (u32 c = 0; c < CHUNKS; c++) {
+                    if (c * 256 + lane * 8 >= p.cols) break;
+                    Chunk chunk;
+                    float w[8], v[8];
+                    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(chunk.raw.x), "=r"(chunk.raw.y), "=r"(chunk.raw.z), "=r"(chunk.raw.w)
+                                 : "r"(ring + (stage * CHUNKS + c) * 512) : "memory");
+                    chunk.decode(w);
+                    unpack8(KEPT ? x[c] : *reinterpret_cast<const Eight*>(input + c * 256), v);
+                    sums[i] = dot_8(w, v, sums[i]);
+                }
+            }
+            load(number + i + DEPTH, stage);
+            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+        }
+        float sum = four_sums(sums);
+        u32 i = (lane & 16 ? 1 : 0) + (lane & 8 ? 2 : 0);
+        if (lane % 8 == 0 && number + i < count) parts[(row + (number + i) * rows_apart) * p.num_slots + slot] = own[p.num_slots + slot] * sum;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    if (thread >= min(DEEP_ROWS, p.num_rows - first)) return;
+    float total = 0.0f;
+    for (u32 s = 0; s < p.num_slots; s++) total += parts[thread * p.num_slots + s];
+    *output = float_to_real(before + total);
+}
+
+#define DEEP(CHUNKS) \
+    KERNEL __launch_bounds__(256, 4) expert_linear_deep_##CHUNKS(const ExpertParams p) { deep_linear<CHUNKS>(p); }
+DEEP(1)
+DEEP(2)
+DEEP(3)
+DEEP(4)
+DEEP(5)
+DEEP(6)
+#endif
 
 // Sums of a row of weights with one of activations, in all lanes. The first weights are loaded by `start`, which may come before
 // what the activations wait for.
