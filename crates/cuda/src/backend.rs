@@ -228,6 +228,8 @@ impl CudaBackend {
             next: None,
             took_next: false,
             kept_norm: None,
+            unwritten: None,
+            unjoined: None,
         };
         for (number, op) in ops.iter().enumerate() {
             run.next = ops.get(number + 1);

@@ -12,8 +12,8 @@ use crate::gpu::{Function, Gpu};
 use crate::graphs::Shape;
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
-    ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
-    SampleParams, WideParams,
+    ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, LatentParams, NormParams,
+    ProductParams, RopeParams, SampleParams, WideParams,
 };
 use crate::probe::Properties;
 use crate::products::Product;
@@ -64,6 +64,9 @@ pub(crate) struct Run<'a> {
     pub(crate) took_next: bool,
     /// What the scratch of normed rows holds, as long as nothing has changed it.
     pub(crate) kept_norm: Option<(BufferId, Norm)>,
+    /// What the next op, a product of heads, does as well: write latents, or join the partial results that it reads.
+    pub(crate) unwritten: Option<LatentParams>,
+    pub(crate) unjoined: Option<AttentionParams>,
 }
 
 /// The launch that finds log-probabilities and the most likely tokens of a step's samples.
@@ -426,10 +429,19 @@ impl Run<'_> {
                     (core.attention_any, core.merge_partials)
                 };
                 match latent {
-                    Some(kernels) => self.attend_latents(kernels, &params, plan.max_queries)?,
-                    None => gpu.launch(attend, (blocks, 1), 128, 0, &params)?,
+                    Some(kernels) => {
+                        self.attend_latents(kernels, &params, plan.max_queries)?;
+                        if self.joins_later(op) {
+                            self.unjoined = Some(params);
+                        } else {
+                            self.device.gpu.launch(kernels.merge, (blocks / 2, 1), 128, 0, &params)?;
+                        }
+                    }
+                    None => {
+                        gpu.launch(attend, (blocks, 1), 128, 0, &params)?;
+                        gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
+                    }
                 }
-                gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {
                 let launch_many = |params: AttentionParams| {

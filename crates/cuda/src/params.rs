@@ -397,6 +397,13 @@ pub(crate) struct RouteParams {
 }
 
 #[repr(C)]
+pub(crate) struct RouteTilesParams {
+    pub(crate) product: SkinnyParams,
+    pub(crate) route: RouteParams,
+    pub(crate) cluster: u32,
+}
+
+#[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertParams {
     pub(crate) step: Address,
@@ -509,9 +516,15 @@ pub(crate) struct HeadParams {
     pub(crate) num_heads: u32,
     pub(crate) input_step: u32,
     pub(crate) output_step: u32,
+    pub(crate) partials: Address,
+    pub(crate) partial_lse: Address,
+    pub(crate) plan: u32,
+    pub(crate) has_latent: u32,
+    pub(crate) latent: LatentParams,
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LatentParams {
     pub(crate) step: Address,
     pub(crate) latent: Address,

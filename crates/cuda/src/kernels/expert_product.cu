@@ -390,7 +390,7 @@ KERNEL __launch_bounds__(128, 4) route_few(const RouteParams p) {
     if (p.finish == FINISH_PRODUCTS) return;
     if (!is_last_of(p.arrivals + 1 + token, gridDim.x)) return;
     if (threadIdx.x < 32) choose_experts(p, token, keys, routing_of(p, token));
-    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, num_tokens)) sort_block<128>(p.sort, counts, sums);
+    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, num_tokens)) sort_block<128>(p.sort, counts, sums, ChosenExperts{p.sort});
 }
 
 struct HeadParams {
@@ -400,6 +400,11 @@ struct HeadParams {
     const real* input; // [tokens, heads * input_step]
     real* output;      // [tokens, heads * output_step]
     u32 num_rows, cols, num_tokens, num_heads, input_step, output_step;
+    // Where the input is what attention has left in parts, of the plan's merges: as `attention.cuh` has them, or null.
+    const float* partials;
+    const float* partial_lse;
+    u32 plan, has_latent; // the latents of the same tokens are written by further blocks
+    LatentParams latent;
 };
 
 // A block takes four rows of one head for one token.
@@ -415,3 +420,111 @@ KERNEL __launch_bounds__(128, 4) head_linear(const HeadParams p) {
     float sum = dot.finish(weight, p.cols, [&](u32 at, float (&x)[8]) { unpack8(*reinterpret_cast<const Eight*>(input + at), x); });
     if (threadIdx.x % 32 == 0) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sum);
 }
+
+// What a head of a query saw: its partial results joined, four columns a thread.
+__device__ __forceinline__ void join_parts(const HeadParams& p, const AttentionMerge& merge, u32 head, float* joined) {
+    const u32* slots = words(p.step, p.step->plans[p.plan].merge_slots) + merge.first;
+    u32 column = threadIdx.x * 4;
+    if (column >= p.cols) return;
+    float most = NEG_INF, total = 0.0f, sum[4] = {};
+    for (u32 first = 0; first < merge.count; first += 4) {
+        float lse[4], highest = most;
+        float4 part[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u64 slot = (u64)slots[min(first + i, merge.count - 1)] * p.num_heads + head;
+            lse[i] = first + i < merge.count ? __ldcg(p.partial_lse + slot) : NEG_INF;
+            part[i] = __ldcg(reinterpret_cast<const float4*>(p.partials + slot * p.input_step + column));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) highest = fmaxf(highest, lse[i]);
+        float old = most == NEG_INF ? 0.0f : __expf(most - highest);
+        most = highest;
+        total *= old;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sum[j] *= old;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float weight = lse[i] == NEG_INF ? 0.0f : __expf(lse[i] - most);
+            total += weight;
+            sum[0] = fmaf(weight, part[i].x, sum[0]);
+            sum[1] = fmaf(weight, part[i].y, sum[1]);
+            sum[2] = fmaf(weight, part[i].z, sum[2]);
+            sum[3] = fmaf(weight, part[i].w, sum[3]);
+        }
+    }
+    float factor = total > 0.0f ? 1.0f / total : 0.0f;
+    *reinterpret_cast<float4*>(joined + column) = make_float4(sum[0] * factor, sum[1] * factor, sum[2] * factor, sum[3] * factor);
+}
+
+// Columns that `join_parts` takes.
+__device__ constexpr u32 MAX_JOINED = 512;
+
+// The same for rows of up to LANES * CHUNKS * 8 columns: eight loads a lane, all asked for before the wait. A warp has neighbouring
+// rows, LANES of it one at a time. Further rows of blocks write the latents.
+template <u32 LANES, u32 CHUNKS>
+__device__ __forceinline__ void head_rows(const HeadParams& p) {
+    constexpr u32 AT_ONCE = 32 / LANES, TURNS = 8 / CHUNKS, WARP_ROWS = AT_ONCE * TURNS;
+    __shared__ __align__(16) float joined[MAX_JOINED];
+    allow_next();
+    u32 token = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads, num_blocks = (p.num_rows + 4 * WARP_ROWS - 1) / (4 * WARP_ROWS);
+    if (blockIdx.y >= num_blocks) {
+        if (head < 1 + (p.num_heads + LATENT_HEADS - 1) / LATENT_HEADS) write_latent(p.latent, token, head);
+        else wait_for_previous();
+        return;
+    }
+    u32 lane = threadIdx.x % LANES, first = (blockIdx.y * 4 + threadIdx.x / 32) * WARP_ROWS + threadIdx.x % 32 / LANES;
+    Chunk chunks[TURNS][CHUNKS];
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+        const u8* weight = p.weight + ((u64)head * p.num_rows + min(first + turn * AT_ONCE, p.num_rows - 1)) * p.row_bytes;
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++)
+            if ((c * LANES + lane) * 8 < p.cols) chunks[turn][c].load(weight, (c * LANES + lane) * 8);
+    }
+    bool is_there = token < rows_of_step(p.step, p.num_tokens);
+    AttentionMerge merge;
+    merge.count = 0;
+    if (p.partials && is_there) {
+        const PlanHeader& plan = p.step->plans[p.plan];
+        const AttentionMerge* merges = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges));
+        for (u32 i = 0; i < plan.num_merges; i++)
+            if (merges[i].query == token) merge = merges[i];
+    }
+    wait_for_previous();
+    if (!is_there) return;
+    const real* input = p.input + ((u64)token * p.num_heads + head) * p.input_step;
+    if (merge.count > 0) {
+        join_parts(p, merge, head, joined);
+        __syncthreads();
+    }
+    float sums[TURNS] = {};
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        u32 at = (c * LANES + lane) * 8;
+        if (at >= p.cols) continue;
+        float x[8], weight[8];
+        if (merge.count > 0) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[j] = joined[at + j];
+        } else {
+            unpack8(*reinterpret_cast<const Eight*>(input + at), x);
+        }
+#pragma unroll
+        for (u32 turn = 0; turn < TURNS; turn++) {
+            chunks[turn][c].decode(weight);
+            sums[turn] = dot_8(weight, x, sums[turn]);
+        }
+    }
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+        for (u32 distance = LANES / 2; distance > 0; distance /= 2) sums[turn] += __shfl_xor_sync(NONE, sums[turn], distance);
+        u32 row = first + turn * AT_ONCE;
+        if (lane == 0 && row < p.num_rows) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sums[turn]);
+    }
+}
+
+KERNEL __launch_bounds__(128, 4) head_rows_128(const HeadParams p) { head_rows<16, 1>(p); }
+KERNEL __launch_bounds__(128, 4) head_rows_256(const HeadParams p) { head_rows<32, 1>(p); }
+KERNEL __launch_bounds__(128, 4) head_rows_512(const HeadParams p) { head_rows<32, 2>(p); }

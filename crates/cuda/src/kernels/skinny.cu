@@ -75,6 +75,19 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
     y = pack_bf16(v[2] * weight.z, v[3] * weight.w);
 }
 
+// The same, and what rounding has taken off.
+__device__ __forceinline__ void scale_exactly(u32& x, u32& y, u32& rest_x, u32& rest_y, const float* norm, float& squares) {
+    const float4 weight = *reinterpret_cast<const float4*>(norm);
+    float v[4] = {low_bf16(x), high_bf16(x), low_bf16(y), high_bf16(y)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) squares = fmaf(v[j], v[j], squares);
+    v[0] *= weight.x, v[1] *= weight.y, v[2] *= weight.z, v[3] *= weight.w;
+    x = pack_bf16(v[0], v[1]);
+    y = pack_bf16(v[2], v[3]);
+    rest_x = pack_bf16(v[0] - low_bf16(x), v[1] - high_bf16(x));
+    rest_y = pack_bf16(v[2] - low_bf16(y), v[3] - high_bf16(y));
+}
+
 // Two e4m3 of a word, the low ones or the high ones.
 template <bool HIGH>
 __device__ __forceinline__ u32 two_bf16(u32 word) {
@@ -101,10 +114,10 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const uint4& w0
 }
 
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
-// `meanwhile` is done when the kernel before is, before the products.
-template <int WARPS, bool NORMS, bool GATHERS, bool DEEP = false, typename Meanwhile>
+// `meanwhile` is done when the kernel before is, before the products. IS_EXACT: normed inputs are not rounded to bf16.
+template <int WARPS, bool NORMS, bool GATHERS, bool DEEP = false, bool IS_EXACT = false, typename Meanwhile>
 __device__ __forceinline__ void multiply(const SkinnyParams& p, u32 all_rows, u32 first, u32 second, u32 last, float (&sums)[TILES][4],
-                                         float (&squares)[TILES], Meanwhile meanwhile) {
+                                         float (&squares)[TILES], Meanwhile meanwhile, u32 first_token = 0) {
     constexpr u32 STAGES = stages(WARPS, DEEP), AHEAD = DEEP ? STAGES : STAGES - 1;
     u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * UNIT, column = start + lane % 4 * VALUES;
     u32 ring_at = (u32)__cvta_generic_to_shared(ring);
@@ -129,7 +142,7 @@ __device__ __forceinline__ void multiply(const SkinnyParams& p, u32 all_rows, u3
     u32 num_tokens = GATHERS ? p.step->num_logit_rows : p.step->num_tokens;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        u32 token = t * 8 + lane / 4;
+        u32 token = first_token + t * 8 + lane / 4;
         u32 row = GATHERS && token < num_tokens ? words(p.step, p.step->logit_rows)[token] : token;
         tokens[t] = token < num_tokens ? row * (p.cols / 8) : NONE;
     }
@@ -159,6 +172,15 @@ __device__ __forceinline__ void multiply(const SkinnyParams& p, u32 all_rows, u3
             const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot<STAGES>(stage, 8 + lane / 4, lane % 4 + half * 4));
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
+#if FP8 == 0
+                if (IS_EXACT) {
+                    uint4 rest[1];
+                    const float* norm = p.norm + column + half * (4 * VALUES);
+                    scale_exactly(x[t][half][0].x, x[t][half][0].y, rest[0].x, rest[0].y, norm, squares[t]);
+                    scale_exactly(x[t][half][0].z, x[t][half][0].w, rest[0].z, rest[0].w, norm + 4, squares[t]);
+                    multiply_chunk(sums[t], w0, w1, rest);
+                } else
+#endif
                 if (NORMS) {
 #pragma unroll
                     for (int i = 0; i < VALUES / 8; i++) {
@@ -334,10 +356,18 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
 struct Places {
     float sin[TILES * 32][2], cos[TILES * 32][2];
     u32 slot[TILES * 32][2];
+    float bias[TILES * 32][2], norm[TILES * 32][2]; // of the two dimensions
 };
 
-__device__ __forceinline__ void find_places(const SkinnyParams& p, Places& places, u32 head, u32 d) {
+// `norm` is that of the head, or null.
+__device__ __forceinline__ void find_places(const SkinnyParams& p, Places& places, u32 head, u32 d, const float* norm) {
     if (threadIdx.x >= TILES * 32) return;
+    u32 half = p.head_dim / 2;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        places.bias[threadIdx.x][j] = p.bias ? p.bias[head * p.head_dim + j * half + d] : 0.0f;
+        places.norm[threadIdx.x][j] = norm ? norm[j * half + d] : 1.0f;
+    }
     const u32* positions = words(p.step, p.step->positions);
     const u32* slots = lane_slots(p.step, p.lane);
 #pragma unroll
@@ -391,7 +421,9 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     u32 d = rank * 8 + threadIdx.x % 32 / 4;
     u32 first = head * p.head_dim + rank * 8;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    find_places(p, places, head, d);
+    bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
+    const float* norm = !NORMS_HEADS || is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
+    find_places(p, places, head, d, norm);
     multiply<WARPS, NORMS, false>(p, p.num_rows, first, first + half, NONE, sums, squares, [] {});
 #if __CUDA_ARCH__ >= 900
     // The other blocks have started: their memory may be written.
@@ -399,27 +431,18 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
 #endif
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
     scale_rows(p, p.num_rows, head * p.head_dim + d, head * p.head_dim + half + d, result);
-    bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
-    if (p.bias) {
-        float low = p.bias[head * p.head_dim + d], high = p.bias[head * p.head_dim + half + d];
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            result[j] += low;
-            result[2 + j] += high;
-        }
-    }
+    for (int j = 0; j < 4; j++) result[j] += places.bias[threadIdx.x][j / 2];
 #if __CUDA_ARCH__ >= 900
-    const float* norm = is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
     if (NORMS_HEADS && norm) {
         __shared__ float of_blocks[HEAD_BLOCKS][TILES * 8];
         float of_head[2] = {result[0] * result[0] + result[2] * result[2], result[1] * result[1] + result[3] * result[3]};
-        float low = norm[d], high = norm[half + d];
         sum_over_head(of_head, of_blocks, rank, half / 8);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float factor = rsqrtf(of_head[j] / (float)p.head_dim + (is_query ? p.q_eps : p.k_eps));
-            result[j] *= factor * low;
-            result[2 + j] *= factor * high;
+            result[j] *= factor * places.norm[threadIdx.x][0];
+            result[2 + j] *= factor * places.norm[threadIdx.x][1];
         }
     }
 #endif
@@ -447,6 +470,7 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     }
 }
 
+#ifndef ROUTER // which has kernels of its own
 #if TILES == 1 && __CUDA_ARCH__ < 1000 && FP8 != 2
 #define BLOCKS 2
 #else
@@ -472,3 +496,4 @@ SKINNY(gated, 16, gated)
 SKINNY(qkv, 16, plain_qkv)
 SKINNY(qkv, 8, plain_qkv)
 SKINNY(head_normed_qkv, 8, head_normed_qkv)
+#endif
