@@ -346,7 +346,7 @@ impl Run<'_> {
 
 /// The kernel for one token, if it takes so many slots and columns.
 fn deep_linear(products: &ExpertProducts, params: &ExpertParams, num_parts: usize) -> Option<Function> {
-    let fits = !crate::toggled(2) && params.num_tokens == 1
+    let fits = params.num_tokens == 1
         && num_parts == 1
         && params.bias == 0
         && [1, 2, 4, 8].contains(&params.num_slots)

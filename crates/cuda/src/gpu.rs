@@ -230,22 +230,9 @@ impl Gpu {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue_union { clusterDim: dimension },
         };
-        let policy = sys::CUlaunchAttribute_st {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue_union {
-                clusterSchedulingPolicyPreference: if crate::toggled(4) {
-                    sys::CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING
-                } else if crate::toggled(5) {
-                    sys::CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_SPREAD
-                } else {
-                    sys::CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_DEFAULT
-                },
-            },
-        };
         // SAFETY: by contract.
         unsafe {
-            self.launch_with(&[attribute, policy], self.stream, function, (blocks, 1), threads, shared_bytes, params)
+            self.launch_with(&[attribute], self.stream, function, (blocks, 1), threads, shared_bytes, params)
         }
     }
 

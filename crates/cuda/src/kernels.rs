@@ -547,6 +547,14 @@ impl Drop for Module {
     }
 }
 
+/// Of a multiprocessor's memory, in percent, that is to be shared while a function runs; the rest is the first cache.
+fn prefer_shared(function: Function, percent: i32) -> Result<(), BackendError> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    // SAFETY: the function belongs to a loaded module.
+    unsafe { driver::function::set_function_attribute(function.0, attribute, percent) }
+        .map_err(failed("dividing shared memory and cache"))
+}
+
 fn allow_shared(function: Function, bytes: u32) -> Result<(), BackendError> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: the function belongs to a loaded module.

@@ -3,9 +3,7 @@
 use baton_backend::{Attention, BackendError, HeadLinear, LatentKv, NormKind, Op};
 
 use crate::kernels::LatentAttention;
-use crate::kernels::expert_kernels::{
-    HEAD_COLS, HEAD_ROWS, LATENT_MANY_SHARED_BYTES, LATENT_SHARED_BYTES,
-};
+use crate::kernels::expert_kernels::{HEAD_COLS, HEAD_ROWS, LATENT_MANY_SHARED_BYTES, LATENT_SHARED_BYTES};
 use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
 use crate::params::{AttentionParams, HeadParams, LatentManyParams, LatentParams};
@@ -70,7 +68,7 @@ impl Run<'_> {
         let Some(Op::HeadLinear(next)) = self.next else { return None };
         let weight = &self.device.weights[next.weight.0 as usize];
         let is_few = !self.is_grouped_heads(*next) && weight.parts.len() == 1;
-        (is_few && head_rows(weight.cols).is_some() && !crate::toggled(6)).then_some(*next)
+        (is_few && head_rows(weight.cols).is_some()).then_some(*next)
     }
 
     /// The next op writes the latents along with its products. One head has no blocks for both parts of them.

@@ -106,7 +106,8 @@ impl Run<'_> {
         }
         let done = self.launch_op(op);
         // Products that are not added to what they read leave it, and what was made of it.
-        if !matches!(op, Op::Linear(op) if !op.accumulate && self.kept_norm.is_some_and(|(of, _)| of != op.output)) {
+        if !matches!(op, Op::Linear(op) if !op.accumulate && self.kept_norm.is_some_and(|(of, _)| of != op.output))
+        {
             self.kept_norm = None;
         }
         done

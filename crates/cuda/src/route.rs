@@ -2,7 +2,8 @@
 //! comes next as it can.
 
 use baton_backend::{
-    BackendError, BufferId, GroupScore, Norm, NormKind, Op, Program, Route, RouteScores, WeightFormat, WeightId,
+    BackendError, BufferId, GroupScore, Norm, NormKind, Op, Program, Route, RouteScores, WeightFormat,
+    WeightId,
 };
 
 use crate::grouped::FEW_TILE;
@@ -91,8 +92,7 @@ impl Run<'_> {
     fn is_tiled_route(&self, mixture: &Mixture) -> bool {
         let op = &mixture.route;
         let weight = &self.device.weights[op.weight.0 as usize];
-        !crate::toggled(7)
-            && !self.device.kernels.experts().route_tiles.is_empty()
+        !self.device.kernels.experts().route_tiles.is_empty()
             && self.grouped_tile(mixture.gated, op.num_slots()).is_some()
             && matches!(weight.parts.as_slice(), [part] if part.layout == Layout::Plain(WeightFormat::BF16))
             && weight.rows <= TILE_ROWS * MAX_CLUSTER

@@ -128,7 +128,7 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             ..self.few_params(&params, op.input, op.bias)?
         };
-        if kind == SkinnyWeights::Bf16 && !crate::toggled(3) && self.skinny_pair(op, &params)? {
+        if kind == SkinnyWeights::Bf16 && self.skinny_pair(op, &params)? {
             return Ok(true);
         }
         let part = &self.device.weights[op.weight.0 as usize].parts[0];
@@ -145,9 +145,11 @@ impl Run<'_> {
             ..params
         };
         let (blocks, skinny) = (params.num_rows.div_ceil(16), self.device.kernels.skinny(kind));
-        // Every block has a multiprocessor, and so room for more weights on their way.
-        let is_deep = blocks <= self.device.gpu.properties.num_multiprocessors;
-        let kernels = skinny.deep_linear.as_ref().filter(|_| is_deep && !crate::toggled(1)).unwrap_or(&skinny.linear);
+        // The output of attention before experts: memory has nothing else to do meanwhile, and every block has a multiprocessor.
+        let is_deep = matches!(self.next, Some(Op::Route(_)))
+            && blocks <= self.device.gpu.properties.num_multiprocessors
+            && !crate::toggled(1);
+        let kernels = skinny.deep_linear.as_ref().filter(|_| is_deep).unwrap_or(&skinny.linear);
         self.launch_skinny(kernels, blocks, &params)
     }
 
@@ -238,7 +240,7 @@ impl Run<'_> {
         let rope = op.rope.map(|rope| &device.ropes[rope.0 as usize]);
         let is_whole = |half: u32| half as usize * 2 == spec.head_dim;
         let norms_heads = op.q_norm.is_some() || op.k_norm.is_some();
-        let can_norm = !crate::toggled(0) && device.gpu.properties.capability.0 >= 9
+        let can_norm = device.gpu.properties.capability.0 >= 9
             && !Self::has_other_head_norms(op)
             && spec.head_dim <= 16 * HEAD_BLOCKS;
         let is_simple = (!norms_heads || can_norm)

@@ -44,8 +44,9 @@ pub fn choose_split(
     };
     let cost = |items: u64, keys: u32| {
         let parts = u64::from(longest.div_ceil(keys));
-        static MERGE_COST: std::sync::LazyLock<u64> =
-            std::sync::LazyLock::new(|| std::env::var("BATON_MC").ok().and_then(|t| t.parse().ok()).unwrap_or(0));
+        static MERGE_COST: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
+            std::env::var("BATON_MC").ok().and_then(|t| t.parse().ok()).unwrap_or(0)
+        });
         let merge_cost = if num_kv_heads > 1 { *MERGE_COST } else { 0 };
         let merge = if parts > 1 { merge_cost + parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge

@@ -50,14 +50,20 @@ pub(super) fn cases() -> Vec<Case> {
     let wide = Mixture { hidden: 256, top_k: 8, ..bf16 };
     let more = [
         ("plain", bf16),
-        ("softmax without normalising, with shared ones", Mixture { normalizes: false, num_shared: 2, ..bf16 }),
+        (
+            "softmax without normalising, with shared ones",
+            Mixture { normalizes: false, num_shared: 2, ..bf16 },
+        ),
         ("in groups by their best", Mixture { groups: groups(GroupScore::Best), ..bf16 }),
         ("sigmoid with bias", Mixture { scores: sigmoid, has_bias: true, ..bf16 }),
         ("with a gate of shared ones", Mixture { num_shared: 1, has_shared_gate: true, ..bf16 }),
         ("of one", Mixture { num_experts: 1, top_k: 1, ..bf16 }),
         ("of many", Mixture { num_experts: 128, width: 128, ..wide }),
         ("768 wide", Mixture { width: 768, ..wide }),
-        ("1288 wide with shared ones", Mixture { num_experts: 8, top_k: 6, num_shared: 2, width: 1288, ..wide }),
+        (
+            "1288 wide with shared ones",
+            Mixture { num_experts: 8, top_k: 6, num_shared: 2, width: 1288, ..wide },
+        ),
     ];
     cases.extend(more.map(|(name, mix)| mixture(format!("experts, router in bf16, {name}"), mix)));
     cases.push(many_tokens(Mixture { num_experts: 16, top_k: 4, width: 64, hidden: 256, ..bf16 }));
@@ -266,7 +272,8 @@ fn mixture(name: String, mix: Mixture) -> Case {
 fn many_tokens(mix: Mixture) -> Case {
     const TOKENS: usize = 520;
     let router = if mix.router == WeightFormat::F32 { "" } else { ", router in bf16" };
-    let name = format!("experts of many tokens, {} x {} x {}{router}", mix.num_experts, mix.width, mix.hidden);
+    let name =
+        format!("experts of many tokens, {} x {} x {}{router}", mix.num_experts, mix.width, mix.hidden);
     Case::new(name, steps([9, 17, 130, 200, TOKENS]), move |backend| {
         let limits = StepLimits { max_tokens: TOKENS, ..limits() };
         mix.build(backend, &limits, &mut Random::new(22))

@@ -307,25 +307,15 @@ KERNEL __launch_bounds__(256) rope_whole_heads(const RopeParams p) {
         cosines[threadIdx.x] = cos * p.rope_scale;
     }
     u32 slot = lane_slots(p.step, p.lane)[token];
+    __syncthreads();
     wait_for_previous();
     u32 num_heads = p.num_heads + 2 * p.num_kv_heads;
     const real* in = p.projected + (u64)token * num_heads * p.head_dim;
-    // The first values are asked for while other warps still turn angles.
-    Eight first, second;
-    auto load = [&](u32 i) {
-        if (i >= num_heads * lanes) return;
-        u32 at = i / lanes * p.head_dim + i % lanes * 8;
-        first = *reinterpret_cast<const Eight*>(in + at);
-        second = *reinterpret_cast<const Eight*>(in + at + half);
-    };
-    load(threadIdx.x);
-    __syncthreads();
     for (u32 i = threadIdx.x; i < num_heads * lanes; i += 256) {
         u32 head = i / lanes, d = i % lanes * 8, at = head * p.head_dim + d;
         float x[8], y[8];
-        unpack8(first, x);
-        unpack8(second, y);
-        load(i + 256);
+        unpack8(*reinterpret_cast<const Eight*>(in + at), x);
+        unpack8(*reinterpret_cast<const Eight*>(in + at + half), y);
         bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
         if (p.bias) {
 #pragma unroll

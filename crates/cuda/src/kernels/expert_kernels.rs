@@ -26,8 +26,8 @@ pub(crate) struct LatentAttention {
 /// As in `expert_product.cu`: rows of a block of `expert_linear_deep`, columns of a piece, pieces of the widest rows, and the ring.
 pub(crate) const DEEP_ROWS: u32 = 16;
 pub(crate) const DEEP_COLS: usize = 256;
-pub(crate) const DEEP_CHUNKS: usize = 6;
-pub(crate) const DEEP_RING_BYTES: u32 = 8 * 24 * 512;
+pub(crate) const DEEP_CHUNKS: usize = 4;
+pub(crate) const DEEP_RING_BYTES: u32 = 8 * 12 * 512;
 
 /// As in `expert_product.cu`: the columns that its kernels of heads take, and the rows of a block.
 pub(crate) const HEAD_COLS: [usize; 3] = [128, 256, 512];
@@ -127,10 +127,23 @@ impl Kernels {
                 }
                 deep_linear = Some(functions);
             }
+            let gated = module.function("expert_gated")?;
+            if crate::toggled(8) {
+                super::prefer_shared(gated, 43)?;
+                for function in deep_linear.iter().flatten() {
+                    super::prefer_shared(*function, 43)?;
+                }
+            }
+            if crate::toggled(9) {
+                super::prefer_shared(gated, 57)?;
+                for function in deep_linear.iter().flatten() {
+                    super::prefer_shared(*function, 57)?;
+                }
+            }
             let products = ExpertProducts {
                 deep_linear,
                 route: module.function("route_few")?,
-                gated: module.function("expert_gated")?,
+                gated,
                 linear: module.function("expert_linear")?,
                 heads: module.function("head_linear")?,
                 head_rows: [

@@ -231,8 +231,8 @@ KERNEL __launch_bounds__(256, 4) expert_linear(const ExpertParams p) {
 
 #if (FORMAT == 1 || FORMAT == 2) && !defined(F32_ACTIVATIONS)
 // The same for one token: a block takes 16 rows, for each of 1, 2, 4 or 8 slots, and a warp always rows of the same slot, whose input it
-// keeps if it is short. There is a block for a multiprocessor, beside those of gate and up, and its ring is full before they are done.
-__device__ constexpr u32 DEEP_ROWS = 16, DEEP_CHUNKS = 24; // of 512 bytes: the ring of a warp
+// keeps. There is a block for a multiprocessor, beside those of gate and up, and its ring is full before they are done.
+__device__ constexpr u32 DEEP_ROWS = 16, DEEP_CHUNKS = 12; // of 512 bytes: the ring of a warp
 
 // Sums of four values over a warp: lanes 0, 16, 8 and 24 have them in this order.
 __device__ __forceinline__ float four_sums(const float (&x)[4]) {
@@ -281,10 +281,9 @@ __device__ __forceinline__ void deep_linear(const ExpertParams& p) {
     if (p.finds) wait_for_previous();
     allow_next();
     const real* input = p.input + (u64)slot * p.cols + lane * 8;
-    constexpr u32 KEPT = CHUNKS < 5 ? CHUNKS : 0;
     Eight x[CHUNKS];
 #pragma unroll
-    for (u32 c = 0; c < KEPT; c++) x[c] = c * 256 + lane * 8 < p.cols ? *reinterpret_cast<const Eight*>(input + c * 256) : Eight{};
+    for (u32 c = 0; c < CHUNKS; c++) x[c] = c * 256 + lane * 8 < p.cols ? *reinterpret_cast<const Eight*>(input + c * 256) : Eight{};
     // What is added to, before it is needed.
     real* output = p.output + first + min(thread, p.num_rows - 1 - first);
     float before = p.accumulate && thread < DEEP_ROWS ? real_to_float(*output) : 0.0f;
@@ -303,7 +302,7 @@ __device__ __forceinline__ void deep_linear(const ExpertParams& p) {
                     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(chunk.raw.x), "=r"(chunk.raw.y), "=r"(chunk.raw.z), "=r"(chunk.raw.w)
                                  : "r"(ring + (stage * CHUNKS + c) * 512) : "memory");
                     chunk.decode(w);
-                    unpack8(KEPT ? x[c] : *reinterpret_cast<const Eight*>(input + c * 256), v);
+                    unpack8(x[c], v);
                     sums[i] = dot_8(w, v, sums[i]);
                 }
             }
@@ -328,8 +327,6 @@ DEEP(1)
 DEEP(2)
 DEEP(3)
 DEEP(4)
-DEEP(5)
-DEEP(6)
 #endif
 
 // Sums of a row of weights with one of activations, in all lanes. The first weights are loaded by `start`, which may come before

@@ -123,15 +123,15 @@ __device__ __forceinline__ void multiply(const SkinnyParams& p, u32 all_rows, u3
     u32 ring_at = (u32)__cvta_generic_to_shared(ring);
     // Eight lanes ask for 128 bytes of a row: whole lines. In units of 16 bytes.
     const uint4* weight = reinterpret_cast<const uint4*>(p.weight) + start / VALUES + lane % 8;
-    u32 rows[4];
+    u64 rows[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
-        rows[i] = min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / VALUES);
+        rows[i] = (u64)min((i < 2 ? first : second) + i % 2 * 4 + lane / 8, last) * (p.cols / VALUES);
     auto load = [&](u32 stage, u32 ahead) {
         if (start + ahead < p.cols) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                copy_16(ring_at + slot<STAGES>(stage, i * 4 + lane / 8, lane % 8), weight + (rows[i] + ahead / VALUES));
+                copy_16(ring_at + slot<STAGES>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / VALUES);
         }
         asm volatile("cp.async.commit_group;");
     };
@@ -222,8 +222,8 @@ struct Parts {
     float squares[WARPS][TILES * 8];
 };
 
-// Joins the sums of the warps. True for threads that hold results, of tile `thread / 32`.
-template <int WARPS, bool NORMS>
+// Joins the sums of the warps, AT_ONCE of them asked for at a time. True for threads that hold results, of tile `thread / 32`.
+template <int WARPS, bool NORMS, int AT_ONCE = WARPS>
 __device__ __forceinline__ bool join(
     const SkinnyParams& p, Parts<WARPS>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -241,7 +241,7 @@ __device__ __forceinline__ bool join(
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = 0.0f;
     float total[2] = {0.0f, 0.0f};
-#pragma unroll 8 // all of 16 at once would spill
+#pragma unroll AT_ONCE
     for (int w = 0; w < WARPS; w++) {
         float4 part = parts.sums[w][warp][lane];
         result[0] += part.x;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void linear(SkinnyParams p) {
     };
     multiply<WARPS, NORMS, false, DEEP>(p, p.num_rows, first, first + 8, p.num_rows - 1, sums, squares, meanwhile);
     asm volatile("cp.async.wait_all;" ::: "memory");
-    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    if (!join<WARPS, NORMS, 8>(p, parts, sums, squares, result)) return; // all of 16 at once would spill
     scale_rows(p, p.num_rows, min(at[0], p.num_rows - 1), min(at[1], p.num_rows - 1), result);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
