@@ -38,6 +38,24 @@ impl Run<'_> {
 
     /// Attention over latents whose items have up to `max_queries` queries.
     pub(crate) fn attend_latents(
+        &mut self,
+        op: &Attention,
+        kernels: LatentAttention,
+        params: &AttentionParams,
+        max_queries: u32,
+    ) -> Result<(), BackendError> {
+        self.launch_latents(kernels, params, max_queries)?;
+        if self.joins_later(op) {
+            self.unjoined = Some(*params);
+            return Ok(());
+        }
+        let gpu = &self.device.gpu;
+        let blocks = 4 * gpu.properties.num_multiprocessors;
+        // SAFETY: the struct is the kernel's; the partial results are those of these items.
+        unsafe { gpu.launch(kernels.merge, (blocks, 1), 128, 0, params) }
+    }
+
+    fn launch_latents(
         &self,
         kernels: LatentAttention,
         params: &AttentionParams,
@@ -78,10 +96,10 @@ impl Run<'_> {
     }
 
     /// The next op joins the partial results, of rows as wide as the values that it reads.
-    pub(crate) fn joins_later(&self, op: &Attention) -> bool {
+    fn joins_later(&self, op: &Attention) -> bool {
         self.next_heads().is_some_and(|next| {
             let weight = &self.device.weights[next.weight.0 as usize];
-            next.input == op.output && weight.num_experts == op.num_heads && weight.cols % 4 == 0
+            next.input == op.output && weight.num_experts == op.num_heads && weight.cols.is_multiple_of(4)
         })
     }
 

@@ -16,12 +16,6 @@
 //!
 //! Not here: any model, any decision about which requests run, any CUDA outside `gpu`, `compile`, `gemm` and `ranges`.
 
-pub(crate) fn toggled(bit: u32) -> bool {
-    static BITS: std::sync::LazyLock<u32> =
-        std::sync::LazyLock::new(|| std::env::var("BATON_T").ok().and_then(|t| t.parse().ok()).unwrap_or(0));
-    *BITS >> bit & 1 != 0
-}
-
 mod backend;
 mod choices;
 mod clock;

@@ -418,6 +418,9 @@ impl Run<'_> {
             (properties.shared_bytes_per_multiprocessor / (shared + RESERVED_SHARED)).clamp(1, 8)
                 * properties.num_multiprocessors
         };
+        if let (None, Some(kernels)) = (tiled, latent) {
+            return self.attend_latents(op, kernels, &params, plan.max_queries);
+        }
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
         match tiled {
             // SAFETY: see above.
@@ -429,20 +432,8 @@ impl Run<'_> {
                 } else {
                     (core.attention_any, core.merge_partials)
                 };
-                match latent {
-                    Some(kernels) => {
-                        self.attend_latents(kernels, &params, plan.max_queries)?;
-                        if self.joins_later(op) {
-                            self.unjoined = Some(params);
-                        } else {
-                            self.device.gpu.launch(kernels.merge, (blocks / 2, 1), 128, 0, &params)?;
-                        }
-                    }
-                    None => {
-                        gpu.launch(attend, (blocks, 1), 128, 0, &params)?;
-                        gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
-                    }
-                }
+                gpu.launch(attend, (blocks, 1), 128, 0, &params)?;
+                gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {
                 let launch_many = |params: AttentionParams| {

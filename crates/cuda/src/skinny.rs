@@ -147,8 +147,7 @@ impl Run<'_> {
         let (blocks, skinny) = (params.num_rows.div_ceil(16), self.device.kernels.skinny(kind));
         // The output of attention before experts: memory has nothing else to do meanwhile, and every block has a multiprocessor.
         let is_deep = matches!(self.next, Some(Op::Route(_)))
-            && blocks <= self.device.gpu.properties.num_multiprocessors
-            && !crate::toggled(1);
+            && blocks <= self.device.gpu.properties.num_multiprocessors;
         let kernels = skinny.deep_linear.as_ref().filter(|_| is_deep).unwrap_or(&skinny.linear);
         self.launch_skinny(kernels, blocks, &params)
     }

@@ -2,7 +2,7 @@
 
 use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 
-use super::{Kernels, RESERVED_SHARED, SKINNY_TILES, allow_shared};
+use super::{Kernels, RESERVED_SHARED, SKINNY_TILES, allow_shared, prefer_shared};
 use crate::compile::{Unit, has_gated};
 use crate::gpu::Function;
 use crate::grouped::{FEW_SHAPES, GROUPED_SHAPES};
@@ -28,6 +28,8 @@ pub(crate) const DEEP_ROWS: u32 = 16;
 pub(crate) const DEEP_COLS: usize = 256;
 pub(crate) const DEEP_CHUNKS: usize = 4;
 pub(crate) const DEEP_RING_BYTES: u32 = 8 * 12 * 512;
+/// Of a multiprocessor's memory: 100 KB, for three blocks of gate and up beside a ring.
+const DEEP_SHARED_PERCENT: i32 = 43;
 
 /// As in `expert_product.cu`: the columns that its kernels of heads take, and the rows of a block.
 pub(crate) const HEAD_COLS: [usize; 3] = [128, 256, 512];
@@ -78,7 +80,9 @@ impl Kernels {
             let (mut grouped, mut grouped_few, mut route_tiles) = (Vec::new(), Vec::new(), Vec::new());
             if precision == Precision::Fast && has_gated(&self.compiler.architecture) {
                 let routers = SKINNY_TILES.map(|tiles| Unit::RouteTiles { tiles });
-                routers.iter().for_each(|unit| self.compiler.start(*unit));
+                for unit in routers {
+                    self.compiler.start(unit);
+                }
                 let module = self.compiler.load(Unit::Grouped)?;
                 for shape in &GROUPED_SHAPES {
                     let function = module.function(shape.name)?;
@@ -128,16 +132,10 @@ impl Kernels {
                 deep_linear = Some(functions);
             }
             let gated = module.function("expert_gated")?;
-            if crate::toggled(8) {
-                super::prefer_shared(gated, 43)?;
-                for function in deep_linear.iter().flatten() {
-                    super::prefer_shared(*function, 43)?;
-                }
-            }
-            if crate::toggled(9) {
-                super::prefer_shared(gated, 57)?;
-                for function in deep_linear.iter().flatten() {
-                    super::prefer_shared(*function, 57)?;
+            // So that a block with a ring fits beside those of gate and up, whose loads want the rest as first cache.
+            if let Some(functions) = &deep_linear {
+                for function in functions.iter().chain([&gated]) {
+                    prefer_shared(*function, DEEP_SHARED_PERCENT)?;
                 }
             }
             let products = ExpertProducts {

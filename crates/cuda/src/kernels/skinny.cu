@@ -279,12 +279,14 @@ __device__ __forceinline__ void linear(SkinnyParams p) {
     __shared__ __align__(16) bf16 residual[TILES * 8][16];
     allow_next();
     u32 first = blockIdx.x * 16, row = threadIdx.x % 32 / 4;
+#if FP8 == 0
     if (blockIdx.x >= p.first_blocks) {
         first -= p.first_blocks * 16;
         p.weight = p.other_weight;
         p.output = p.other_output;
         p.num_rows = p.output_stride = p.other_rows;
     }
+#endif
     u32 at[2] = {first + row, first + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
     // What is added to comes with the last group of weights at the latest.
