@@ -2,7 +2,7 @@
 
 use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 
-use super::{Kernels, RESERVED_SHARED, SKINNY_TILES, allow_shared, prefer_shared};
+use super::{Kernels, Module, RESERVED_SHARED, SKINNY_TILES, allow_shared, prefer_shared};
 use crate::compile::{Unit, has_gated};
 use crate::gpu::Function;
 use crate::grouped::{FEW_SHAPES, GROUPED_SHAPES};
@@ -38,6 +38,14 @@ pub(crate) const HEAD_ROWS: [u32; 3] = [64, 32, 16];
 /// As in `skinny.cu`: 16 warps with two stages.
 pub(crate) const ROUTE_RING_BYTES: u32 = 16 * 2 * 2048;
 
+/// Down projections of one token with a ring, and gate and up beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeepProducts {
+    pub(crate) gated: Function,
+    /// By how many pieces of [`DEEP_COLS`] columns a row has.
+    pub(crate) linear: [Function; DEEP_CHUNKS],
+}
+
 /// What stands around the products of many tokens with experts, and those products where the device can.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertKernels {
@@ -60,11 +68,26 @@ pub(crate) struct ExpertProducts {
     pub(crate) route: Function,
     pub(crate) gated: Function,
     pub(crate) linear: Function,
-    /// For one token, by how many pieces of [`DEEP_COLS`] columns a row has, where the device and the format have them.
-    pub(crate) deep_linear: Option<[Function; DEEP_CHUNKS]>,
+    /// For one token, where the device and the format have them.
+    pub(crate) deep: Option<DeepProducts>,
     pub(crate) heads: Function,
     /// The same for rows of up to each of [`HEAD_COLS`].
     pub(crate) head_rows: [Function; 3],
+}
+
+impl DeepProducts {
+    fn find(module: &Module) -> Result<Self, BackendError> {
+        let gated = module.function("expert_gated_beside")?;
+        // So that a block with a ring fits beside them. The rest is first cache, which the loads of gate and up want.
+        prefer_shared(gated, DEEP_SHARED_PERCENT)?;
+        let mut linear = [gated; DEEP_CHUNKS];
+        for (number, function) in linear.iter_mut().enumerate() {
+            *function = module.function(&format!("expert_linear_deep_{}", number + 1))?;
+            allow_shared(*function, DEEP_RING_BYTES)?;
+            prefer_shared(*function, DEEP_SHARED_PERCENT)?;
+        }
+        Ok(Self { gated, linear })
+    }
 }
 
 impl Kernels {
@@ -122,26 +145,11 @@ impl Kernels {
             let module = self.compiler.load(Unit::ExpertProduct(format, precision))?;
             let is_plain = matches!(format, WeightFormat::F16 | WeightFormat::BF16);
             let has_deep = is_plain && precision == Precision::Fast && self.has_deep();
-            let mut deep_linear = None;
-            if has_deep {
-                let mut functions = [module.function("expert_linear")?; DEEP_CHUNKS];
-                for (number, function) in functions.iter_mut().enumerate() {
-                    *function = module.function(&format!("expert_linear_deep_{}", number + 1))?;
-                    allow_shared(*function, DEEP_RING_BYTES)?;
-                }
-                deep_linear = Some(functions);
-            }
-            let gated = module.function("expert_gated")?;
-            // So that a block with a ring fits beside those of gate and up, whose loads want the rest as first cache.
-            if let Some(functions) = &deep_linear {
-                for function in functions.iter().chain([&gated]) {
-                    prefer_shared(*function, DEEP_SHARED_PERCENT)?;
-                }
-            }
+            let deep = has_deep.then(|| DeepProducts::find(&module)).transpose()?;
             let products = ExpertProducts {
-                deep_linear,
+                deep,
                 route: module.function("route_few")?,
-                gated,
+                gated: module.function("expert_gated")?,
                 linear: module.function("expert_linear")?,
                 heads: module.function("head_linear")?,
                 head_rows: [

@@ -79,7 +79,7 @@ __device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : FORMAT == F16 || FO
 
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
-KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) {
+__device__ __forceinline__ void gated_rows(const ExpertParams& p) {
     constexpr u32 AHEAD = FORMAT == 0 ? 2 : 4; // f32 is twice as large
     __shared__ float own[2 * MAX_SLOTS];
     u32 token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -149,6 +149,8 @@ KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) {
         }
     }
 }
+
+KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) { gated_rows(p); }
 
 // Rows of a token that a block takes.
 __device__ constexpr u32 LINEAR_ROWS = 4;
@@ -327,6 +329,9 @@ DEEP(1)
 DEEP(2)
 DEEP(3)
 DEEP(4)
+
+// The same as `expert_gated`, with enough shared memory set aside that a block of these fits beside it.
+KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated_beside(const ExpertParams p) { gated_rows(p); }
 #endif
 
 // Sums of a row of weights with one of activations, in all lanes. The first weights are loaded by `start`, which may come before
