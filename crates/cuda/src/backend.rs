@@ -225,8 +225,16 @@ impl CudaBackend {
             keeps_logit_rows: false,
             num_partials,
             scoring: None,
+            next: None,
+            took_next: false,
+            kept_norm: None,
+            unwritten: None,
+            unjoined: None,
         };
-        ops.iter().try_for_each(|op| run.run(op))?;
+        for (number, op) in ops.iter().enumerate() {
+            run.next = ops.get(number + 1);
+            run.run(op)?;
+        }
         Ok(run.scoring)
     }
 

@@ -40,6 +40,8 @@ const SKINNY: &str = include_str!("kernels/skinny.cu");
 const GATED: &str = include_str!("kernels/gated.cu");
 const GROUPED: &str = include_str!("kernels/grouped.cu");
 const GROUPED_FEW: &str = include_str!("kernels/grouped_few.cu");
+const LATENT_SHARED: &str = include_str!("kernels/latent.cuh");
+const ROUTE_TILES: &str = include_str!("kernels/route_tiles.cu");
 const EXPERTS_SHARED: &str = include_str!("kernels/experts.cuh");
 const EXPERTS: &str = include_str!("kernels/experts.cu");
 const EXPERT_PRODUCT: &str = include_str!("kernels/expert_product.cu");
@@ -90,6 +92,10 @@ pub(crate) enum Unit {
     Bf16Wide,
     /// The same for experts.
     Grouped,
+    /// Their router, of up to this many tiles of eight tokens a block.
+    RouteTiles {
+        tiles: u32,
+    },
     /// What stands around the products of experts.
     Experts(Precision),
     /// Products of few tokens with experts of a format.
@@ -162,6 +168,7 @@ impl Unit {
         if has_gated(architecture) {
             units.extend([false, true].map(|is_fp8| Self::Gated { is_fp8 }));
             units.extend([Self::Fp8Wide, Self::Bf16Wide, Self::Grouped]);
+            units.extend(SKINNY_TILES.map(|tiles| Self::RouteTiles { tiles }));
         }
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
@@ -211,8 +218,11 @@ impl Unit {
             Self::Skinny { .. } => &[COMMON, SKINNY],
             Self::Gated { .. } => &[COMMON, HOPPER, GATED],
             Self::Grouped => &[COMMON, HOPPER, GROUPED, GROUPED_FEW],
-            Self::Experts(_) => &[COMMON, EXPERTS_SHARED, EXPERTS],
-            Self::ExpertProduct(..) => &[COMMON, WEIGHTS, PRODUCT, EXPERTS_SHARED, EXPERT_PRODUCT],
+            Self::RouteTiles { .. } => &[COMMON, SKINNY, EXPERTS_SHARED, ROUTE_TILES],
+            Self::Experts(_) => &[COMMON, EXPERTS_SHARED, LATENT_SHARED, EXPERTS],
+            Self::ExpertProduct(..) => {
+                &[COMMON, WEIGHTS, PRODUCT, EXPERTS_SHARED, LATENT_SHARED, EXPERT_PRODUCT]
+            }
             Self::SampleChoose => &[COMMON, SAMPLE_SHARED, SAMPLE_CHOOSE],
             Self::SampleScore => &[COMMON, SAMPLE_SHARED, SAMPLE_SCORE],
             Self::Graph => &[COMMON, GRAPH],
@@ -265,6 +275,9 @@ impl Unit {
             Self::Skinny { tiles, weights } => {
                 vec![format!("-DTILES={tiles}"), format!("-DFP8={}", weights as u8)]
             }
+            Self::RouteTiles { tiles } => {
+                vec![format!("-DTILES={tiles}"), "-DFP8=0".to_owned(), "-DROUTER".to_owned()]
+            }
             Self::Gated { is_fp8 } => vec![format!("-DFP8={}", u8::from(is_fp8))],
             Self::Fp8Wide
             | Self::Bf16Wide
@@ -286,6 +299,7 @@ impl Unit {
             Self::Fp8Wide => "fp8_wide".to_owned(),
             Self::Bf16Wide => "bf16_wide".to_owned(),
             Self::Grouped => "grouped".to_owned(),
+            Self::RouteTiles { tiles } => format!("route_tiles {tiles}"),
             Self::Experts(precision) => format!("experts {precision:?}"),
             Self::ExpertProduct(format, precision) => format!("experts {format} {precision:?}"),
             Self::AttentionAny(precision) => format!("attention_any {precision:?}"),

@@ -8,6 +8,7 @@ use baton_backend::{
 use crate::device::Device;
 use crate::gpu::{DeviceMemory, Gpu};
 use crate::grouped::MAX_TILE;
+use crate::kernels::expert_kernels::{DEEP_CHUNKS, DEEP_COLS, DEEP_RING_BYTES, DEEP_ROWS, DeepProducts};
 use crate::layout::Layout;
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, ExpertParams, RouteParams};
@@ -265,7 +266,11 @@ impl Run<'_> {
         for part in &weight.parts {
             let (params, format) = of_part(&params, part, rows)?;
             let grid = (tokens * num_slots as u32, params.num_rows.div_ceil(params.block_rows));
-            let function = device.kernels.expert_products(format).gated;
+            let function = match self.next {
+                Some(Op::ExpertLinear(next)) => self.deep_products(next).map(|(deep, _)| deep.gated),
+                _ => None,
+            };
+            let function = function.unwrap_or(device.kernels.expert_products(format).gated);
             let threads = 32 * EXPERT_WARPS;
             // SAFETY: the struct is the kernel's; the output has a row for each slot of the shape's tokens.
             unsafe { device.gpu.launch(function, grid, threads, 4 * params.cols, &params) }?;
@@ -312,12 +317,33 @@ impl Run<'_> {
             let (mut params, format) = of_part(&params, part, rows)?;
             // What the experts of the first part gave is there already.
             params.accumulate |= u32::from(number > 0);
+            if let Some((deep, chunks)) = self.deep_products(op) {
+                let function = deep.linear[chunks - 1];
+                let grid = (params.num_rows.div_ceil(DEEP_ROWS), 1);
+                // SAFETY: as below.
+                unsafe { device.gpu.launch(function, grid, 32 * EXPERT_WARPS, DEEP_RING_BYTES, &params) }?;
+                continue;
+            }
             let grid = (tokens, params.num_rows.div_ceil(LINEAR_ROWS));
             let function = device.kernels.expert_products(format).linear;
             // SAFETY: the struct is the kernel's; input and output have the shape's tokens.
             unsafe { device.gpu.launch(function, grid, 32 * EXPERT_WARPS, 0, &params) }?;
         }
         Ok(())
+    }
+
+    /// The kernels for one token, and pieces of a row, if they take so many slots and columns.
+    fn deep_products(&self, op: &ExpertLinear) -> Option<(DeepProducts, usize)> {
+        let weight = &self.device.weights[op.weight.0 as usize];
+        let [Part { layout: Layout::Plain(format), .. }] = weight.parts.as_slice() else { return None };
+        let chunks = weight.cols.div_ceil(DEEP_COLS);
+        let fits = self.shape.tokens == 1
+            && op.bias.is_none()
+            && [1, 2, 4, 8].contains(&self.routing(op.routing).1)
+            && weight.cols.is_multiple_of(8)
+            && chunks <= DEEP_CHUNKS;
+        let deep = self.device.kernels.expert_products(*format).deep.filter(|_| fits);
+        deep.map(|deep| (deep, chunks))
     }
 
     /// Rows of a gate that a block takes, so that the blocks of all slots are about one round of the device.

@@ -218,21 +218,25 @@ impl Run<'_> {
         unsafe { device.gpu.launch(function, (self.shape.tokens, 1), 256, 0, &combine) }
     }
 
+    pub(crate) fn is_grouped_heads(&self, op: HeadLinear) -> bool {
+        let device = &*self.device;
+        let weight = &device.weights[op.weight.0 as usize];
+        matches!(weight.parts.as_slice(), [part] if part.layout == Layout::Plain(WeightFormat::BF16))
+            && !device.kernels.experts().grouped.is_empty()
+            && self.tokens() >= MIN_HEAD_TOKENS
+            && weight.expert_rows().is_multiple_of(CHUNK)
+            && weight.cols.is_multiple_of(CHUNK)
+    }
+
     /// A product of heads with many tokens, if it is of whole boxes: each head is an expert, whose rows are all tokens.
     pub(crate) fn grouped_heads(&self, op: HeadLinear) -> Result<bool, BackendError> {
+        if !self.is_grouped_heads(op) {
+            return Ok(false);
+        }
         let device = &*self.device;
         let weight = &device.weights[op.weight.0 as usize];
         let (heads, rows, cols) = (weight.num_experts, weight.expert_rows(), weight.cols);
-        let tokens = self.tokens();
-        let [part] = weight.parts.as_slice() else { return Ok(false) };
-        let can = part.layout == Layout::Plain(WeightFormat::BF16)
-            && !device.kernels.experts().grouped.is_empty()
-            && tokens >= MIN_HEAD_TOKENS
-            && rows.is_multiple_of(CHUNK)
-            && cols.is_multiple_of(CHUNK);
-        if !can {
-            return Ok(false);
-        }
+        let (tokens, part) = (self.tokens(), &weight.parts[0]);
         let which = 1 + usize::from(tokens >= MAX_TILE);
         let shape = &GROUPED_SHAPES[which];
         let (input, output) = (&device.buffers[op.input.0 as usize], &device.buffers[op.output.0 as usize]);

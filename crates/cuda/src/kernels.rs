@@ -27,6 +27,8 @@ pub(crate) const PACKED_TILES: [u32; 2] = [1, 2];
 
 /// Multiprocessors with less shared memory than this get smaller rings.
 const SMALL_SHARED_BYTES: u32 = 120 << 10;
+/// Multiprocessors with less have no deep rings.
+const DEEP_SHARED_BYTES: u32 = 200 << 10;
 /// Shared memory of an attention block beside what it asks for: its own small arrays and the driver's.
 pub(crate) const RESERVED_SHARED: u32 = 2048;
 
@@ -109,11 +111,15 @@ pub(crate) struct SkinnyKernels {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Skinny {
     pub(crate) linear: SkinnyKernels,
+    /// The same with more weights on their way, for blocks that have a multiprocessor each, where that has the shared memory.
+    pub(crate) deep_linear: Option<SkinnyKernels>,
     pub(crate) logits: SkinnyKernels,
     pub(crate) gated: SkinnyKernels,
     pub(crate) qkv: SkinnyKernels,
     /// The same with smaller blocks.
     pub(crate) small_qkv: SkinnyKernels,
+    /// And with norms of heads, where the device has clusters.
+    pub(crate) head_normed_qkv: SkinnyKernels,
 }
 
 /// The product kernels of one layout for a number of activation rows.
@@ -251,6 +257,11 @@ impl Kernels {
         self.core.as_ref().expect("made ready with the first weight or the cache")
     }
 
+    /// Rings that take half of a multiprocessor's shared memory fit beside the launch before.
+    fn has_deep(&self) -> bool {
+        self.shared_bytes >= DEEP_SHARED_BYTES
+    }
+
     fn tiling(&self, head_dim: usize, cache: KvDtype) -> Tiling {
         Tiling { head_dim, cache, is_small: self.shared_bytes < SMALL_SHARED_BYTES }
     }
@@ -332,7 +343,7 @@ impl Kernels {
         }
         let [one, two] = SKINNY_TILES.map(|tiles| self.compiler.load(Unit::Skinny { tiles, weights }));
         let modules = [one?, two?];
-        self.skinny.insert(weights, Skinny::find(&modules)?);
+        self.skinny.insert(weights, Skinny::find(&modules, self.has_deep())?);
         self.modules.extend(modules);
         let is_fp8 = weights == SkinnyWeights::Fp8Rows;
         if weights != SkinnyWeights::Fp8Blocks && has_gated(&self.compiler.architecture) {
@@ -501,10 +512,11 @@ impl Module {
 
 impl Skinny {
     /// `modules` are those of [`SKINNY_TILES`].
-    fn find(modules: &[Module; 2]) -> Result<Self, BackendError> {
+    fn find(modules: &[Module; 2], has_deep: bool) -> Result<Self, BackendError> {
         let all = |name: &str, warps: u32| -> Result<SkinnyKernels, BackendError> {
             // As in `skinny.cu`: stages of 2 KiB per warp.
-            let shared_bytes = warps * (if warps == 16 { 2 } else { 3 }) * 2048;
+            let stages = if warps == 16 && name != "deep_linear" { 2 } else { 3 };
+            let shared_bytes = warps * stages * 2048;
             let both = |module: &Module| {
                 let plain = module.function(&format!("{name}_{warps}"))?;
                 let normed = module.function(&format!("normed_{name}_{warps}"))?;
@@ -518,10 +530,12 @@ impl Skinny {
         };
         Ok(Self {
             linear: all("linear", 16)?,
+            deep_linear: has_deep.then(|| all("deep_linear", 16)).transpose()?,
             logits: all("logits", 16)?,
             gated: all("gated", 16)?,
             qkv: all("qkv", 16)?,
             small_qkv: all("qkv", 8)?,
+            head_normed_qkv: all("head_normed_qkv", 8)?,
         })
     }
 }
@@ -531,6 +545,14 @@ impl Drop for Module {
         // SAFETY: loaded by `load`, unloaded here only. Failing (no context any more) leaves nothing behind.
         let _ = unsafe { driver::module::unload(self.0) };
     }
+}
+
+/// Of a multiprocessor's memory, in percent, that is to be shared while a function runs; the rest is the first cache.
+fn prefer_shared(function: Function, percent: i32) -> Result<(), BackendError> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    // SAFETY: the function belongs to a loaded module.
+    unsafe { driver::function::set_function_attribute(function.0, attribute, percent) }
+        .map_err(failed("dividing shared memory and cache"))
 }
 
 fn allow_shared(function: Function, bytes: u32) -> Result<(), BackendError> {

@@ -1,9 +1,9 @@
 //! Attention over latents: what stands around it.
 
-use baton_backend::{Attention, BackendError, HeadLinear, LatentKv, NormKind};
+use baton_backend::{Attention, BackendError, HeadLinear, LatentKv, NormKind, Op};
 
 use crate::kernels::LatentAttention;
-use crate::kernels::expert_kernels::{LATENT_MANY_SHARED_BYTES, LATENT_SHARED_BYTES};
+use crate::kernels::expert_kernels::{HEAD_COLS, HEAD_ROWS, LATENT_MANY_SHARED_BYTES, LATENT_SHARED_BYTES};
 use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
 use crate::params::{AttentionParams, HeadParams, LatentManyParams, LatentParams};
@@ -15,6 +15,11 @@ const MANY_QUERIES: u32 = 4;
 const MANY_THREADS: u32 = 384;
 /// Heads whose queries a block of `latent_kv` rotates.
 const ROTATED_HEADS: u32 = 4;
+
+/// Which of the kernels of heads takes so many columns.
+fn head_rows(cols: usize) -> Option<usize> {
+    HEAD_COLS.iter().position(|&most| cols <= most)
+}
 
 impl Run<'_> {
     /// The kernel of latents, where it is made for this attention.
@@ -33,6 +38,24 @@ impl Run<'_> {
 
     /// Attention over latents whose items have up to `max_queries` queries.
     pub(crate) fn attend_latents(
+        &mut self,
+        op: &Attention,
+        kernels: LatentAttention,
+        params: &AttentionParams,
+        max_queries: u32,
+    ) -> Result<(), BackendError> {
+        self.launch_latents(kernels, params, max_queries)?;
+        if self.joins_later(op) {
+            self.unjoined = Some(*params);
+            return Ok(());
+        }
+        let gpu = &self.device.gpu;
+        let blocks = 4 * gpu.properties.num_multiprocessors;
+        // SAFETY: the struct is the kernel's; the partial results are those of these items.
+        unsafe { gpu.launch(kernels.merge, (blocks, 1), 128, 0, params) }
+    }
+
+    fn launch_latents(
         &self,
         kernels: LatentAttention,
         params: &AttentionParams,
@@ -58,8 +81,31 @@ impl Run<'_> {
         }
     }
 
+    /// Whether the next op is a product of heads of few tokens, which has blocks for more than itself.
+    fn next_heads(&self) -> Option<HeadLinear> {
+        let Some(Op::HeadLinear(next)) = self.next else { return None };
+        let weight = &self.device.weights[next.weight.0 as usize];
+        let is_few = !self.is_grouped_heads(*next) && weight.parts.len() == 1;
+        (is_few && head_rows(weight.cols).is_some()).then_some(*next)
+    }
+
+    /// The next op writes the latents along with its products. One head has no blocks for both parts of them.
+    fn writes_later(&self, op: &LatentKv) -> bool {
+        op.num_heads > 1
+            && self.next_heads().is_some_and(|next| next.input == op.query && next.output == op.output)
+    }
+
+    /// The next op joins the partial results, of rows as wide as the values that it reads.
+    fn joins_later(&self, op: &Attention) -> bool {
+        self.next_heads().is_some_and(|next| {
+            let weight = &self.device.weights[next.weight.0 as usize];
+            next.input == op.output && weight.num_experts == op.num_heads && weight.cols.is_multiple_of(4)
+        })
+    }
+
     pub(crate) fn head_linear(&mut self, op: HeadLinear) -> Result<(), BackendError> {
         let tokens = self.shape.tokens;
+        let (unwritten, unjoined) = (self.unwritten.take(), self.unjoined.take());
         if tokens == 0 || self.grouped_heads(op)? {
             return Ok(());
         }
@@ -83,9 +129,21 @@ impl Run<'_> {
             num_heads: heads as u32,
             input_step: (input.cols / heads) as u32,
             output_step: (output.cols / heads) as u32,
+            partials: unjoined.map_or(0, |attention| attention.partials),
+            partial_lse: unjoined.map_or(0, |attention| attention.partial_lse),
+            plan: unjoined.map_or(0, |attention| attention.plan),
+            has_latent: u32::from(unwritten.is_some()),
+            latent: unwritten.unwrap_or_default(),
         };
+        let products = device.kernels.expert_products(format);
+        if let Some(which) = head_rows(weight.cols) {
+            let parts = params.num_rows.div_ceil(HEAD_ROWS[which]) + params.has_latent;
+            let grid = (tokens * heads as u32, parts);
+            // SAFETY: as below.
+            return unsafe { device.gpu.launch(products.head_rows[which], grid, 128, 0, &params) };
+        }
         let grid = (tokens * heads as u32, params.num_rows.div_ceil(BLOCK_ROWS));
-        let function = device.kernels.expert_products(format).heads;
+        let function = products.heads;
         // SAFETY: the struct is the kernel's; input and output have a part of a row for each head.
         unsafe { device.gpu.launch(function, grid, 128, 0, &params) }
     }
@@ -123,6 +181,10 @@ impl Run<'_> {
             eps: op.norm.eps,
             rope_scale: rope.scale,
         };
+        if self.writes_later(op) {
+            self.unwritten = Some(params);
+            return Ok(());
+        }
         let function = device.kernels.experts().latent_kv;
         let grid = (tokens, 1 + params.num_heads.div_ceil(ROTATED_HEADS));
         // SAFETY: the struct is the kernel's; slots were checked against the cache when the step was submitted.

@@ -12,8 +12,8 @@ use crate::gpu::{Function, Gpu};
 use crate::graphs::{MAX_CHECKED_ROWS, Shape};
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
-    ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
-    SampleParams, WideParams,
+    ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, LatentParams, NormParams,
+    ProductParams, RopeParams, SampleParams, WideParams,
 };
 use crate::probe::Properties;
 use crate::products::Product;
@@ -59,6 +59,14 @@ pub(crate) struct Run<'a> {
     pub(crate) num_partials: &'a [u32],
     /// What is to be launched after the program if a sample wants it.
     pub(crate) scoring: Option<Scoring>,
+    /// The op after this one, which it may take along.
+    pub(crate) next: Option<&'a Op>,
+    pub(crate) took_next: bool,
+    /// What the scratch of normed rows holds, as long as nothing has changed it.
+    pub(crate) kept_norm: Option<(BufferId, Norm)>,
+    /// What the next op, a product of heads, does as well: write latents, or join the partial results that it reads.
+    pub(crate) unwritten: Option<LatentParams>,
+    pub(crate) unjoined: Option<AttentionParams>,
 }
 
 /// The launch that finds log-probabilities and the most likely tokens of a step's samples.
@@ -93,6 +101,19 @@ pub(crate) fn activation_number(activation: Activation) -> u32 {
 
 impl Run<'_> {
     pub(crate) fn run(&mut self, op: &Op) -> Result<(), BackendError> {
+        if std::mem::take(&mut self.took_next) {
+            return Ok(());
+        }
+        let done = self.launch_op(op);
+        // Products that are not added to what they read leave it, and what was made of it.
+        if !matches!(op, Op::Linear(op) if !op.accumulate && self.kept_norm.is_some_and(|(of, _)| of != op.output))
+        {
+            self.kept_norm = None;
+        }
+        done
+    }
+
+    fn launch_op(&mut self, op: &Op) -> Result<(), BackendError> {
         // Of a recorded step only the whole is launched.
         let _range = (!self.is_recording).then(|| self.device.ranges.enter(|| op.name().to_owned()));
         match op {
@@ -179,6 +200,10 @@ impl Run<'_> {
         let address = self.buffer(input, cols)?;
         let Some(norm) = norm else { return Ok(address) };
         let scratch = self.device.normed.address();
+        if self.kept_norm == Some((input, *norm)) {
+            return Ok(scratch);
+        }
+        self.kept_norm = Some((input, *norm));
         self.launch_norm(address, Some(norm), scratch, cols, false, false)?;
         Ok(scratch)
     }
@@ -395,6 +420,9 @@ impl Run<'_> {
             (properties.shared_bytes_per_multiprocessor / (shared + RESERVED_SHARED)).clamp(1, 8)
                 * properties.num_multiprocessors
         };
+        if let (None, Some(kernels)) = (tiled, latent) {
+            return self.attend_latents(op, kernels, &params, plan.max_queries);
+        }
         // SAFETY of all: the struct is the kernels'; pages and queries were checked when the step was submitted.
         match tiled {
             // SAFETY: see above.
@@ -406,10 +434,7 @@ impl Run<'_> {
                 } else {
                     (core.attention_any, core.merge_partials)
                 };
-                match latent {
-                    Some(kernels) => self.attend_latents(kernels, &params, plan.max_queries)?,
-                    None => gpu.launch(attend, (blocks, 1), 128, 0, &params)?,
-                }
+                gpu.launch(attend, (blocks, 1), 128, 0, &params)?;
                 gpu.launch(merge, (blocks / 2, 1), 128, 0, &params)?;
             },
             Some(tiled) => {

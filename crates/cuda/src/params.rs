@@ -236,7 +236,7 @@ pub(crate) struct AttentionParams {
 }
 
 #[repr(C)]
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SkinnyParams {
     pub(crate) step: Address,
     pub(crate) weight: Address,
@@ -262,6 +262,14 @@ pub(crate) struct SkinnyParams {
     pub(crate) softcap: f32,
     pub(crate) rope_scale: f32,
     pub(crate) across: u32,
+    pub(crate) q_norm: Address,
+    pub(crate) k_norm: Address,
+    pub(crate) other_weight: Address,
+    pub(crate) other_output: Address,
+    pub(crate) other_rows: u32,
+    pub(crate) first_blocks: u32,
+    pub(crate) q_eps: f32,
+    pub(crate) k_eps: f32,
 }
 
 /// What a bulk copy knows about a matrix; opaque.
@@ -389,6 +397,13 @@ pub(crate) struct RouteParams {
 }
 
 #[repr(C)]
+pub(crate) struct RouteTilesParams {
+    pub(crate) product: SkinnyParams,
+    pub(crate) route: RouteParams,
+    pub(crate) cluster: u32,
+}
+
+#[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertParams {
     pub(crate) step: Address,
@@ -501,9 +516,15 @@ pub(crate) struct HeadParams {
     pub(crate) num_heads: u32,
     pub(crate) input_step: u32,
     pub(crate) output_step: u32,
+    pub(crate) partials: Address,
+    pub(crate) partial_lse: Address,
+    pub(crate) plan: u32,
+    pub(crate) has_latent: u32,
+    pub(crate) latent: LatentParams,
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LatentParams {
     pub(crate) step: Address,
     pub(crate) latent: Address,

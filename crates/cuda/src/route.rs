@@ -2,13 +2,16 @@
 //! comes next as it can.
 
 use baton_backend::{
-    BackendError, BufferId, GroupScore, Norm, NormKind, Op, Program, Route, RouteScores, WeightId,
+    BackendError, BufferId, GroupScore, Norm, NormKind, Op, Program, Route, RouteScores, WeightFormat,
+    WeightId,
 };
 
 use crate::grouped::FEW_TILE;
+use crate::kernels::SKINNY_TILES;
+use crate::kernels::expert_kernels::ROUTE_RING_BYTES;
 use crate::layout::Layout;
 use crate::ops::{Run, unsupported};
-use crate::params::{RouteParams, SortParams};
+use crate::params::{RouteParams, RouteTilesParams, SkinnyParams, SortParams};
 use crate::products::Product;
 use crate::weights::Part;
 
@@ -20,6 +23,13 @@ const MAX_STAGED: usize = 8_704;
 /// Slots that the last block of the choice sorts, and experts that the products of a few tokens choose from.
 const MAX_SORTED_SLOTS: usize = 1024;
 const MAX_FOUND_EXPERTS: usize = 128;
+
+/// As in `route_tiles.cu`: rows of a block, blocks of a cluster, tokens whose slots its last block sorts, slots of a token, threads.
+const TILE_ROWS: usize = 16;
+const MAX_CLUSTER: usize = 8;
+const MAX_TILED: usize = 256;
+const MAX_TILED_SLOTS: usize = 64;
+const TILED_THREADS: u32 = 512;
 
 /// A router and the experts whose op follows it at once, with the same input.
 #[derive(Clone, Copy, Debug)]
@@ -78,9 +88,26 @@ impl Run<'_> {
             && op.norm.is_none_or(|norm| norm.kind == NormKind::Rms)
     }
 
+    /// Whether all of the router is one launch of clusters, `route_tiles.cu`.
+    fn is_tiled_route(&self, mixture: &Mixture) -> bool {
+        let op = &mixture.route;
+        let weight = &self.device.weights[op.weight.0 as usize];
+        !self.device.kernels.experts().route_tiles.is_empty()
+            && self.grouped_tile(mixture.gated, op.num_slots()).is_some()
+            && matches!(weight.parts.as_slice(), [part] if part.layout == Layout::Plain(WeightFormat::BF16))
+            && weight.rows <= TILE_ROWS * MAX_CLUSTER
+            && weight.cols.is_multiple_of(64)
+            && self.tokens() <= MAX_TILED
+            && op.num_slots() <= MAX_TILED_SLOTS
+            && op.norm.is_some_and(|norm| norm.kind == NormKind::Rms)
+    }
+
     pub(crate) fn route_finish(&self, mixture: &Mixture) -> Finish {
         let op = &mixture.route;
         let weights = &self.device.weights;
+        if self.is_tiled_route(mixture) {
+            return Finish::Sorted;
+        }
         let is_few = self.is_few_route(op);
         let num_experts = weights[op.weight.0 as usize].rows - usize::from(op.has_shared_gate);
         let num_slots = self.tokens() * op.num_slots();
@@ -115,6 +142,9 @@ impl Run<'_> {
         if let (Finish::Sorted, Some(mixture)) = (finish, mixture) {
             params.sort = self.sort_params(mixture.gated, op.routing);
         }
+        if mixture.is_some_and(|mixture| self.is_tiled_route(&mixture)) {
+            return self.route_tiles(op, params);
+        }
         let weight = &self.device.weights[op.weight.0 as usize];
         if let [Part { layout: Layout::Plain(format), .. }] = weight.parts.as_slice()
             && self.is_few_route(op)
@@ -128,6 +158,35 @@ impl Run<'_> {
             return unsafe { self.device.gpu.launch(function, grid, 128, 4 * params.cols, &params) };
         }
         self.route_many(op, &params)
+    }
+
+    fn route_tiles(&self, op: &Route, route: RouteParams) -> Result<(), BackendError> {
+        let device = &*self.device;
+        let weight = &device.weights[op.weight.0 as usize];
+        let tokens = self.shape.tokens;
+        let which = usize::from(tokens > 8 * SKINNY_TILES[0]);
+        let cluster = weight.rows.div_ceil(TILE_ROWS) as u32;
+        let params = RouteTilesParams {
+            product: SkinnyParams {
+                step: route.step,
+                weight: route.weight,
+                input: route.input,
+                norm: route.norm,
+                eps: route.eps,
+                num_rows: route.num_rows,
+                cols: route.cols,
+                num_tokens: tokens,
+                ..SkinnyParams::default()
+            },
+            route: RouteParams { normed: device.normed.address(), ..route },
+            cluster,
+        };
+        let blocks = cluster * tokens.div_ceil(8 * SKINNY_TILES[which]);
+        let function = device.kernels.experts().route_tiles[which];
+        // SAFETY: the struct is the kernel's; normed rows and arrivals were made for the largest step.
+        unsafe {
+            device.gpu.launch_clusters(function, (blocks, cluster), TILED_THREADS, ROUTE_RING_BYTES, &params)
+        }
     }
 
     fn route_many(&mut self, op: &Route, params: &RouteParams) -> Result<(), BackendError> {

@@ -2,13 +2,16 @@
 //! it could; the others go by `products` and their own kernels.
 
 use baton_backend::{
-    BackendError, BufferId, GatedLinear, Linear, Logits, Norm, NormKind, Qkv, VectorId, WeightId,
+    BackendError, BufferId, GatedLinear, Linear, Logits, Norm, NormKind, Op, Qkv, VectorId, WeightId,
 };
 
 use crate::compile::SkinnyWeights;
 use crate::kernels::{SKINNY_TILES, SkinnyKernels};
 use crate::ops::{Run, activation_number, unsupported};
 use crate::params::{Address, ProductParams, SkinnyParams};
+
+/// Blocks of a head whose norm they share, as in `skinny.cu`.
+const HEAD_BLOCKS: usize = 8;
 
 impl Run<'_> {
     /// What all skinny launches begin with, or `None` if this product is not one.
@@ -35,6 +38,7 @@ impl Run<'_> {
             cols: weight.cols as u32,
             num_tokens,
             across: part.across.unwrap_or(0) as u32,
+            first_blocks: u32::MAX,
             ..SkinnyParams::default()
         };
         is_skinny.then(|| (kind, params()))
@@ -46,15 +50,29 @@ impl Run<'_> {
         blocks: u32,
         params: &SkinnyParams,
     ) -> Result<bool, BackendError> {
+        self.launch_skinny_clusters(kernels, (blocks, 1), params)
+    }
+
+    fn launch_skinny_clusters(
+        &self,
+        kernels: &SkinnyKernels,
+        blocks: (u32, u32),
+        params: &SkinnyParams,
+    ) -> Result<bool, BackendError> {
         if params.num_tokens == 0 {
             return Ok(true);
         }
         let tiles = SKINNY_TILES.iter().position(|tiles| params.num_tokens <= 8 * tiles);
         let tiles = tiles.expect("no more tokens than the widest kernel takes");
         let function = kernels.functions[tiles][usize::from(params.norm != 0)];
+        let (gpu, threads, shared_bytes) = (&self.device.gpu, kernels.threads, kernels.shared_bytes);
         // SAFETY: the struct is the kernels'; input and output have the shape's tokens, the weight its rows.
         unsafe {
-            self.device.gpu.launch(function, (blocks, 1), kernels.threads, kernels.shared_bytes, params)
+            if blocks.1 == 1 {
+                gpu.launch(function, (blocks.0, 1), threads, shared_bytes, params)
+            } else {
+                gpu.launch_clusters(function, blocks, threads, shared_bytes, params)
+            }
         }?;
         Ok(true)
     }
@@ -110,6 +128,9 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             ..self.few_params(&params, op.input, op.bias)?
         };
+        if kind == SkinnyWeights::Bf16 && self.skinny_pair(op, &params)? {
+            return Ok(true);
+        }
         let part = &self.device.weights[op.weight.0 as usize].parts[0];
         // A norm needs whole rows, and so many blocks.
         if op.norm.is_none() && self.device.few_product(part, &product, None, false)? {
@@ -123,7 +144,41 @@ impl Run<'_> {
             accumulate: u32::from(op.accumulate),
             ..params
         };
-        self.launch_skinny(&self.device.kernels.skinny(kind).linear, params.num_rows.div_ceil(16), &params)
+        let (blocks, skinny) = (params.num_rows.div_ceil(16), self.device.kernels.skinny(kind));
+        // The output of attention before experts: memory has nothing else to do meanwhile, and every block has a multiprocessor.
+        let is_deep = matches!(self.next, Some(Op::Route(_)))
+            && blocks <= self.device.gpu.properties.num_multiprocessors;
+        let kernels = skinny.deep_linear.as_ref().filter(|_| is_deep).unwrap_or(&skinny.linear);
+        self.launch_skinny(kernels, blocks, &params)
+    }
+
+    /// Two products of the same rows as one launch, where the next op is the second one.
+    fn skinny_pair(&mut self, op: &Linear, params: &SkinnyParams) -> Result<bool, BackendError> {
+        let Some(Op::Linear(other)) = self.next else { return Ok(false) };
+        let is_pair = (op.input, op.norm) == (other.input, other.norm)
+            && op.output != other.output
+            && ![op.output, other.output].contains(&op.input)
+            && !op.accumulate
+            && !other.accumulate
+            && op.bias.is_none()
+            && other.bias.is_none();
+        let second = self.skinny(other.weight, other.norm.as_ref(), self.shape.tokens);
+        let Some((SkinnyWeights::Bf16, second)) = second.filter(|_| is_pair) else { return Ok(false) };
+        let first_blocks = params.num_rows.div_ceil(16);
+        let params = SkinnyParams {
+            input: self.buffer(op.input, params.cols as usize)?,
+            output: self.buffer(op.output, params.num_rows as usize)?,
+            output_stride: params.num_rows,
+            other_weight: second.weight,
+            other_output: self.buffer(other.output, second.num_rows as usize)?,
+            other_rows: second.num_rows,
+            first_blocks,
+            ..*params
+        };
+        let kernels = &self.device.kernels.skinny(SkinnyWeights::Bf16).linear;
+        self.launch_skinny(kernels, first_blocks + second.num_rows.div_ceil(16), &params)?;
+        self.took_next = true;
+        Ok(true)
     }
 
     /// Projects into scratch, normed on the way, where the op cannot be one launch.
@@ -173,7 +228,7 @@ impl Run<'_> {
         self.launch_skinny(&self.device.kernels.skinny(kind).gated, width / 8, &params)
     }
 
-    /// Rotates whole heads of the half style only, and norms no heads.
+    /// Rotates whole heads of the half style only. Heads are normed by clusters of blocks, where the device has them.
     pub(crate) fn skinny_qkv(&mut self, op: &Qkv) -> Result<bool, BackendError> {
         let Some((kind, mut params)) = self.skinny(op.weight, op.norm.as_ref(), self.shape.tokens) else {
             return Ok(false);
@@ -183,8 +238,11 @@ impl Run<'_> {
         let spec = kv.layer_spec(op.layer);
         let rope = op.rope.map(|rope| &device.ropes[rope.0 as usize]);
         let is_whole = |half: u32| half as usize * 2 == spec.head_dim;
-        let is_simple = op.q_norm.is_none()
-            && op.k_norm.is_none()
+        let norms_heads = op.q_norm.is_some() || op.k_norm.is_some();
+        let can_norm = device.gpu.properties.capability.0 >= 9
+            && !Self::has_other_head_norms(op)
+            && spec.head_dim <= 16 * HEAD_BLOCKS;
+        let is_simple = (!norms_heads || can_norm)
             && spec.head_dim.is_multiple_of(16)
             && rope.is_none_or(|rope| !rope.is_interleaved && is_whole(rope.half));
         if !is_simple {
@@ -208,9 +266,17 @@ impl Run<'_> {
             cache_type: kv.cache_type(),
             lane: kv.lane_of(op.layer) as u32,
             rope_scale: rope.map_or(1.0, |rope| rope.scale),
+            q_norm: self.vector(op.q_norm.map(|norm| norm.weight)),
+            k_norm: self.vector(op.k_norm.map(|norm| norm.weight)),
+            q_eps: op.q_norm.map_or(0.0, |norm| norm.eps),
+            k_eps: op.k_norm.map_or(0.0, |norm| norm.eps),
             ..params
         };
         let blocks = params.num_rows / 16;
+        if norms_heads {
+            let kernels = &device.kernels.skinny(kind).head_normed_qkv;
+            return self.launch_skinny_clusters(kernels, (blocks, params.head_dim / 16), &params);
+        }
         // Two large blocks fit a multiprocessor. Three halves of a round would take two.
         let round = 2 * device.gpu.properties.num_multiprocessors;
         let skinny = device.kernels.skinny(kind);

@@ -11,6 +11,9 @@ pub(super) const ITEM_COST: u64 = 96;
 /// What a part of a context costs a query when it is merged with the others, in keys. Further parts than these cost little.
 const PART_COST: u64 = 24;
 const COSTLY_PARTS: u64 = 8;
+/// What it costs that there is anything to merge: the last part of a query waits for the results of the others. Not where all heads
+/// share one key (latents): their results are merged by a launch that comes anyway.
+const MERGE_COST: u64 = 192;
 /// What an item of a shared span costs beside its keys: it has many queries to load and results to store.
 const SHARED_ITEM_COST: u64 = 160;
 /// How long a part's result is waited for, in keys.
@@ -46,9 +49,10 @@ pub fn choose_split(
     else {
         return 0;
     };
+    let merge_cost = if num_kv_heads > 1 { MERGE_COST } else { 0 };
     let cost = |items: u64, keys: u32| {
         let parts = u64::from(longest.div_ceil(keys));
-        let merge = if parts > 1 { parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
+        let merge = if parts > 1 { merge_cost + parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge
     };
     let items = |keys: u32| lengths().map(|(length, runs)| u64::from(length.div_ceil(keys) * runs)).sum();

@@ -30,6 +30,8 @@ struct Kind {
     /// Values that an eight-bit cache cannot hold.
     overflows: bool,
     has_rope: bool,
+    /// All dimensions of a head are rotated, not half of them.
+    rotates_all: bool,
     style: RopeStyle,
     split: u32,
     max_queries: u32,
@@ -51,6 +53,7 @@ fn kinds() -> Vec<Kind> {
         layer_norms: false,
         overflows: false,
         has_rope: true,
+        rotates_all: false,
         style: RopeStyle::Half,
         split: 0,
         max_queries: 32,
@@ -95,6 +98,13 @@ fn kinds() -> Vec<Kind> {
     kinds.push(Kind { head_dim: 128, dtype: KvDtype::F16, max_queries: 48, block_size: 32, ..plain });
     kinds.push(Kind { head_dim: 128, split: 128, block_size: 128, ..plain });
     kinds.push(Kind { head_dim: 128, has_rope: false, ..plain });
+    // Norms of heads that are rotated whole are part of the projection on some devices.
+    for (heads, kv_heads, head_dim) in [(8, 2, 64), (8, 2, 128), (4, 1, 96), (2, 1, 256)] {
+        let whole = Kind { heads, kv_heads, head_dim, rotates_all: true, split: 32, ..plain };
+        kinds.push(whole);
+        kinds.push(Kind { head_norms: true, ..whole });
+        kinds.push(Kind { head_norms: true, dtype: KvDtype::F16, split: 0, has_rope: false, ..whole });
+    }
     for (heads, kv_heads, head_dim) in [(8, 2, 64), (8, 1, 128), (4, 2, 96)] {
         kinds.push(Kind { heads, kv_heads, head_dim, dtype: KvDtype::Int8, ..plain });
         kinds.push(Kind {
@@ -329,7 +339,7 @@ fn checked_step(kind: &Kind, number: usize) -> StepInput {
 fn name(kind: &Kind) -> String {
     let flag = |is_set: bool, name: &'static str| if is_set { name } else { "" };
     format!(
-        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}{}",
+        "attention {:?} {}/{}x{} block {} split {} queries {} window {:?}{}{}{}{}{}{}{}{}{}",
         kind.dtype,
         kind.heads,
         kind.kv_heads,
@@ -349,6 +359,7 @@ fn name(kind: &Kind) -> String {
         },
         flag(kind.overflows, " overflow"),
         flag(!kind.has_rope, " without rope"),
+        flag(kind.rotates_all, " rotated whole"),
         flag(kind.style == RopeStyle::Interleaved, " interleaved"),
     )
 }
@@ -402,7 +413,8 @@ fn build(kind: &Kind, backend: &mut dyn Backend) -> Result<Built, BackendError> 
     // From far below all scores to as large as any.
     let sinks: Vec<f32> = (0..kind.heads).map(|head| head as f32 - 3.0).collect();
     let sinks = backend.load_vector(&sinks)?;
-    let inv_freq = (0..kind.head_dim / 4).map(|i| 0.8_f32.powi(i as i32)).collect();
+    let num_pairs = if kind.rotates_all { kind.head_dim / 2 } else { kind.head_dim / 4 };
+    let inv_freq = (0..num_pairs).map(|i| 0.8_f32.powi(i as i32)).collect();
     let rope = backend.create_rope(&RopeSpec { inv_freq, scale: 1.1, style: kind.style })?;
     backend.create_kv_cache(&spec, NUM_BLOCKS, 0)?;
     let width = kind.heads * kind.head_dim;

@@ -45,6 +45,28 @@ pub(super) fn cases() -> Vec<Case> {
         ("of many", Mixture { num_experts: 128, top_k: 8, hidden: 256, width: 128, ..plain }),
     ];
     cases.extend(more.map(|(name, mix)| mixture(format!("experts {name}"), mix)));
+    // Routers in the format of most files, and experts as wide as those of some models.
+    let bf16 = Mixture { router: WeightFormat::BF16, ..plain };
+    let wide = Mixture { hidden: 256, top_k: 8, ..bf16 };
+    let more = [
+        ("plain", bf16),
+        (
+            "softmax without normalising, with shared ones",
+            Mixture { normalizes: false, num_shared: 2, ..bf16 },
+        ),
+        ("in groups by their best", Mixture { groups: groups(GroupScore::Best), ..bf16 }),
+        ("sigmoid with bias", Mixture { scores: sigmoid, has_bias: true, ..bf16 }),
+        ("with a gate of shared ones", Mixture { num_shared: 1, has_shared_gate: true, ..bf16 }),
+        ("of one", Mixture { num_experts: 1, top_k: 1, ..bf16 }),
+        ("of many", Mixture { num_experts: 128, width: 128, ..wide }),
+        ("768 wide", Mixture { width: 768, ..wide }),
+        (
+            "1288 wide with shared ones",
+            Mixture { num_experts: 8, top_k: 6, num_shared: 2, width: 1288, ..wide },
+        ),
+    ];
+    cases.extend(more.map(|(name, mix)| mixture(format!("experts, router in bf16, {name}"), mix)));
+    cases.push(many_tokens(Mixture { num_experts: 16, top_k: 4, width: 64, hidden: 256, ..bf16 }));
     for (hidden, width, num_experts) in [(256, 128, 4), (512, 256, 9), (320, 64, 8)] {
         let mix = Mixture { hidden, width, num_experts, top_k: 3, num_shared: 1, ..plain };
         cases.push(many_tokens(mix));
@@ -67,6 +89,8 @@ struct Mixture {
     num_shared: usize,
     has_shared_gate: bool,
     activation: Activation,
+    /// The format of the router.
+    router: WeightFormat,
 }
 
 impl Default for Mixture {
@@ -85,6 +109,7 @@ impl Default for Mixture {
             num_shared: 0,
             has_shared_gate: false,
             activation: Activation::Silu,
+            router: WeightFormat::F32,
         }
     }
 }
@@ -103,7 +128,7 @@ impl Mixture {
         let all = self.num_experts + self.num_shared;
         let slots = self.top_k + self.num_shared;
         let rows = self.num_experts + usize::from(self.has_shared_gate);
-        let router = random_tensor(WeightFormat::F32, rows, self.hidden, 0.3, random);
+        let router = random_tensor(self.router, rows, self.hidden, 0.3, random);
         let norm_weight = random.normals(self.hidden);
         let mut values = |len: usize, scale: f32| -> Vec<f32> {
             random.normals(len).iter().map(|value| value * scale).collect()
@@ -145,7 +170,7 @@ impl Mixture {
         };
         let choice = Choice {
             route: &route,
-            router: floats(&router),
+            router: floats(&router.to_f32().expect("a router is small")),
             norm: norm_weight,
             bias: self.has_product_bias.then_some(bias),
             selection_bias: self.has_bias.then_some(selection_bias),
@@ -246,8 +271,10 @@ fn mixture(name: String, mix: Mixture) -> Case {
 /// Enough tokens for several tiles of an expert.
 fn many_tokens(mix: Mixture) -> Case {
     const TOKENS: usize = 520;
-    let name = format!("experts of many tokens, {} x {} x {}", mix.num_experts, mix.width, mix.hidden);
-    Case::new(name, steps([9, 17, 130, TOKENS]), move |backend| {
+    let router = if mix.router == WeightFormat::F32 { "" } else { ", router in bf16" };
+    let name =
+        format!("experts of many tokens, {} x {} x {}{router}", mix.num_experts, mix.width, mix.hidden);
+    Case::new(name, steps([9, 17, 130, 200, TOKENS]), move |backend| {
         let limits = StepLimits { max_tokens: TOKENS, ..limits() };
         mix.build(backend, &limits, &mut Random::new(22))
     })

@@ -7,6 +7,8 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+#define KEYS 64 // of a tile
+
 #define MANY_QUERIES 4
 #define MANY_ROWS 64
 #define BLOCK_BYTES (64 * 128) // 64 rows by 64 columns

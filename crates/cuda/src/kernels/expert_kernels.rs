@@ -2,13 +2,13 @@
 
 use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 
-use super::{Kernels, RESERVED_SHARED, allow_shared};
+use super::{Kernels, Module, RESERVED_SHARED, SKINNY_TILES, allow_shared, prefer_shared};
 use crate::compile::{Unit, has_gated};
 use crate::gpu::Function;
 use crate::grouped::{FEW_SHAPES, GROUPED_SHAPES};
 
-/// As in `attention_latent.cu`: 64 keys, 16 rows of a query, their weights, and two numbers a row of each warp.
-pub(crate) const LATENT_SHARED_BYTES: u32 = (64 + 16) * 1152 + 16 * 128 + 2 * 4 * 16 * 4;
+/// As in `attention_latent.cu`: 64 keys, 16 rows of a query, and the scores of four warps.
+pub(crate) const LATENT_SHARED_BYTES: u32 = (64 + 16) * 1152 + 4 * 2 * 32 * 16;
 
 /// As in `attention_latent_many.cu`: queries and two tiles of keys, 64 rows each, and the weights of a tile.
 pub(crate) const LATENT_MANY_SHARED_BYTES: u32 = 3 * 64 * 1152 + 64 * 128;
@@ -17,8 +17,33 @@ pub(crate) const LATENT_MANY_SHARED_BYTES: u32 = 3 * 64 * 1152 + 64 * 128;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatentAttention {
     pub(crate) few: Function,
+    /// Joins partial results.
+    pub(crate) merge: Function,
     /// For items of several queries, where the device can.
     pub(crate) many: Option<Function>,
+}
+
+/// As in `expert_product.cu`: rows of a block of `expert_linear_deep`, columns of a piece, pieces of the widest rows, and the ring.
+pub(crate) const DEEP_ROWS: u32 = 16;
+pub(crate) const DEEP_COLS: usize = 256;
+pub(crate) const DEEP_CHUNKS: usize = 4;
+pub(crate) const DEEP_RING_BYTES: u32 = 8 * 12 * 512;
+/// Of a multiprocessor's memory: 100 KB, for three blocks of gate and up beside a ring.
+const DEEP_SHARED_PERCENT: i32 = 43;
+
+/// As in `expert_product.cu`: the columns that its kernels of heads take, and the rows of a block.
+pub(crate) const HEAD_COLS: [usize; 3] = [128, 256, 512];
+pub(crate) const HEAD_ROWS: [u32; 3] = [64, 32, 16];
+
+/// As in `skinny.cu`: 16 warps with two stages.
+pub(crate) const ROUTE_RING_BYTES: u32 = 16 * 2 * 2048;
+
+/// Down projections of one token with a ring, and gate and up beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeepProducts {
+    pub(crate) gated: Function,
+    /// By how many pieces of [`DEEP_COLS`] columns a row has.
+    pub(crate) linear: [Function; DEEP_CHUNKS],
 }
 
 /// What stands around the products of many tokens with experts, and those products where the device can.
@@ -33,6 +58,8 @@ pub(crate) struct ExpertKernels {
     pub(crate) grouped: Vec<Function>,
     /// For each of [`FEW_SHAPES`].
     pub(crate) grouped_few: Vec<Function>,
+    /// Their router, for each of [`SKINNY_TILES`].
+    pub(crate) route_tiles: Vec<Function>,
 }
 
 /// Products of few tokens with experts of one format.
@@ -41,7 +68,26 @@ pub(crate) struct ExpertProducts {
     pub(crate) route: Function,
     pub(crate) gated: Function,
     pub(crate) linear: Function,
+    /// For one token, where the device and the format have them.
+    pub(crate) deep: Option<DeepProducts>,
     pub(crate) heads: Function,
+    /// The same for rows of up to each of [`HEAD_COLS`].
+    pub(crate) head_rows: [Function; 3],
+}
+
+impl DeepProducts {
+    fn find(module: &Module) -> Result<Self, BackendError> {
+        let gated = module.function("expert_gated_beside")?;
+        // So that a block with a ring fits beside them. The rest is first cache, which the loads of gate and up want.
+        prefer_shared(gated, DEEP_SHARED_PERCENT)?;
+        let mut linear = [gated; DEEP_CHUNKS];
+        for (number, function) in linear.iter_mut().enumerate() {
+            *function = module.function(&format!("expert_linear_deep_{}", number + 1))?;
+            allow_shared(*function, DEEP_RING_BYTES)?;
+            prefer_shared(*function, DEEP_SHARED_PERCENT)?;
+        }
+        Ok(Self { gated, linear })
+    }
 }
 
 impl Kernels {
@@ -54,8 +100,12 @@ impl Kernels {
         }
         if self.experts.is_none() {
             let module = self.compiler.load(Unit::Experts(precision))?;
-            let (mut grouped, mut grouped_few) = (Vec::new(), Vec::new());
+            let (mut grouped, mut grouped_few, mut route_tiles) = (Vec::new(), Vec::new(), Vec::new());
             if precision == Precision::Fast && has_gated(&self.compiler.architecture) {
+                let routers = SKINNY_TILES.map(|tiles| Unit::RouteTiles { tiles });
+                for unit in routers {
+                    self.compiler.start(unit);
+                }
                 let module = self.compiler.load(Unit::Grouped)?;
                 for shape in &GROUPED_SHAPES {
                     let function = module.function(shape.name)?;
@@ -68,6 +118,13 @@ impl Kernels {
                     grouped_few.push(function);
                 }
                 self.modules.push(module);
+                for unit in routers {
+                    let module = self.compiler.load(unit)?;
+                    let function = module.function("route_tiles")?;
+                    allow_shared(function, ROUTE_RING_BYTES)?;
+                    route_tiles.push(function);
+                    self.modules.push(module);
+                }
             }
             self.experts = Some(ExpertKernels {
                 choose: module.function("choose_many")?,
@@ -77,6 +134,7 @@ impl Kernels {
                 latent_kv: module.function("latent_kv")?,
                 grouped,
                 grouped_few,
+                route_tiles,
             });
             self.modules.push(module);
         }
@@ -85,11 +143,20 @@ impl Kernels {
                 continue;
             }
             let module = self.compiler.load(Unit::ExpertProduct(format, precision))?;
+            let is_plain = matches!(format, WeightFormat::F16 | WeightFormat::BF16);
+            let has_deep = is_plain && precision == Precision::Fast && self.has_deep();
+            let deep = has_deep.then(|| DeepProducts::find(&module)).transpose()?;
             let products = ExpertProducts {
+                deep,
                 route: module.function("route_few")?,
                 gated: module.function("expert_gated")?,
                 linear: module.function("expert_linear")?,
                 heads: module.function("head_linear")?,
+                head_rows: [
+                    module.function("head_rows_128")?,
+                    module.function("head_rows_256")?,
+                    module.function("head_rows_512")?,
+                ],
             };
             self.expert_products.insert(format, products);
             self.modules.push(module);
@@ -127,7 +194,8 @@ impl Kernels {
             allow_shared(function, LATENT_MANY_SHARED_BYTES)?;
             many = Some(function);
         }
-        let kernels = LatentAttention { few, many };
+        let merge = module.function("merge_latents")?;
+        let kernels = LatentAttention { few, merge, many };
         self.latent_attention.insert(cache, kernels);
         self.modules.push(module);
         Ok(Some(kernels))

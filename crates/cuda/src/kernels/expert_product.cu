@@ -74,12 +74,12 @@ __device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8],
     return sum;
 }
 
-// Blocks that a multiprocessor holds, where registers for so many are enough: Q5_K wants more.
-__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : 3;
+// Blocks whose registers a multiprocessor has: Q5_K wants more. Of f16 and bf16 three run beside one of `expert_linear_deep`.
+__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : FORMAT == F16 || FORMAT == BF16 ? 4 : 3;
 
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
-KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) {
+__device__ __forceinline__ void gated_rows(const ExpertParams& p) {
     constexpr u32 AHEAD = FORMAT == 0 ? 2 : 4; // f32 is twice as large
     __shared__ float own[2 * MAX_SLOTS];
     u32 token = blockIdx.x / p.num_slots, slot = blockIdx.x % p.num_slots, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -149,6 +149,8 @@ KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) {
         }
     }
 }
+
+KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated(const ExpertParams p) { gated_rows(p); }
 
 // Rows of a token that a block takes.
 __device__ constexpr u32 LINEAR_ROWS = 4;
@@ -229,6 +231,109 @@ KERNEL __launch_bounds__(256, 4) expert_linear(const ExpertParams p) {
     *output = float_to_real(p.accumulate ? real_to_float(*output) + total : total);
 }
 
+#if (FORMAT == 1 || FORMAT == 2) && !defined(F32_ACTIVATIONS)
+// The same for one token: a block takes 16 rows, for each of 1, 2, 4 or 8 slots, and a warp always rows of the same slot, whose input it
+// keeps. There is a block for a multiprocessor, beside those of gate and up, and its ring is full before they are done.
+__device__ constexpr u32 DEEP_ROWS = 16, DEEP_CHUNKS = 12; // of 512 bytes: the ring of a warp
+
+// Sums of four values over a warp: lanes 0, 16, 8 and 24 have them in this order.
+__device__ __forceinline__ float four_sums(const float (&x)[4]) {
+    bool high = threadIdx.x & 16, second = threadIdx.x & 8;
+    float a = (high ? x[1] : x[0]) + __shfl_xor_sync(NONE, high ? x[0] : x[1], 16);
+    float b = (high ? x[3] : x[2]) + __shfl_xor_sync(NONE, high ? x[2] : x[3], 16);
+    float sum = (second ? b : a) + __shfl_xor_sync(NONE, second ? a : b, 8);
+#pragma unroll
+    for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(NONE, sum, distance);
+    return sum;
+}
+
+template <u32 CHUNKS>
+__device__ __forceinline__ void deep_linear(const ExpertParams& p) {
+    constexpr u32 DEPTH = DEEP_CHUNKS / CHUNKS; // rows on their way
+    __shared__ float parts[DEEP_ROWS * 8], own[2 * MAX_SLOTS];
+    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, first = blockIdx.x * DEEP_ROWS;
+    if (rows_of_step(p.step, p.num_tokens) == 0) {
+        wait_for_previous();
+        return;
+    }
+    if (p.finds) {
+        __shared__ float keys[MAX_ROUTED];
+        if (warp == 0) choose_of<4>(p.route, 0, keys, own);
+    } else {
+        wait_for_previous();
+        if (thread < 2 * p.num_slots) own[thread] = p.routing[thread];
+    }
+    __syncthreads();
+    u32 slot = warp % p.num_slots, rows_apart = 8 / p.num_slots, row = warp / p.num_slots, count = DEEP_ROWS / rows_apart;
+    u32 expert = min((u32)own[slot], p.num_experts - 1);
+    const u8* weight = p.weight + ((u64)expert * p.num_rows + first + row) * p.row_bytes + lane * 16;
+    u32 ring = (u32)__cvta_generic_to_shared(staged) + warp * DEEP_CHUNKS * 512 + lane * 16;
+    auto load = [&](u32 number, u32 stage) {
+        if (number < count && first + row + number * rows_apart < p.num_rows) {
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++)
+                if (c * 256 + lane * 8 < p.cols)
+                    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(ring + (stage * CHUNKS + c) * 512),
+                                 "l"(weight + (u64)(number * rows_apart) * p.row_bytes + c * 512), "l"(read_once()) : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll
+    for (u32 s = 0; s < DEPTH; s++) load(s, s);
+    if (p.finds) wait_for_previous();
+    allow_next();
+    const real* input = p.input + (u64)slot * p.cols + lane * 8;
+    Eight x[CHUNKS];
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) x[c] = c * 256 + lane * 8 < p.cols ? *reinterpret_cast<const Eight*>(input + c * 256) : Eight{};
+    // What is added to, before it is needed.
+    real* output = p.output + first + min(thread, p.num_rows - 1 - first);
+    float before = p.accumulate && thread < DEEP_ROWS ? real_to_float(*output) : 0.0f;
+    u32 stage = 0;
+    for (u32 number = 0; number < count; number += 4) {
+        float sums[4] = {};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+            if (number + i < count) {
+#pragma unroll
+                for (u32 c = 0; c < CHUNKS; c++) {
+                    if (c * 256 + lane * 8 >= p.cols) break;
+                    Chunk chunk;
+                    float w[8], v[8];
+                    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(chunk.raw.x), "=r"(chunk.raw.y), "=r"(chunk.raw.z), "=r"(chunk.raw.w)
+                                 : "r"(ring + (stage * CHUNKS + c) * 512) : "memory");
+                    chunk.decode(w);
+                    unpack8(x[c], v);
+                    sums[i] = dot_8(w, v, sums[i]);
+                }
+            }
+            load(number + i + DEPTH, stage);
+            stage = stage + 1 == DEPTH ? 0 : stage + 1;
+        }
+        float sum = four_sums(sums);
+        u32 i = (lane & 16 ? 1 : 0) + (lane & 8 ? 2 : 0);
+        if (lane % 8 == 0 && number + i < count) parts[(row + (number + i) * rows_apart) * p.num_slots + slot] = own[p.num_slots + slot] * sum;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    if (thread >= min(DEEP_ROWS, p.num_rows - first)) return;
+    float total = 0.0f;
+    for (u32 s = 0; s < p.num_slots; s++) total += parts[thread * p.num_slots + s];
+    *output = float_to_real(before + total);
+}
+
+#define DEEP(CHUNKS) \
+    KERNEL __launch_bounds__(256, 4) expert_linear_deep_##CHUNKS(const ExpertParams p) { deep_linear<CHUNKS>(p); }
+DEEP(1)
+DEEP(2)
+DEEP(3)
+DEEP(4)
+
+// The same as `expert_gated`, with enough shared memory set aside that a block of these fits beside it.
+KERNEL __launch_bounds__(256, GATED_BLOCKS) expert_gated_beside(const ExpertParams p) { gated_rows(p); }
+#endif
+
 // Sums of a row of weights with one of activations, in all lanes. The first weights are loaded by `start`, which may come before
 // what the activations wait for.
 struct DotRow {
@@ -287,7 +392,7 @@ KERNEL __launch_bounds__(128, 4) route_few(const RouteParams p) {
     if (p.finish == FINISH_PRODUCTS) return;
     if (!is_last_of(p.arrivals + 1 + token, gridDim.x)) return;
     if (threadIdx.x < 32) choose_experts(p, token, keys, routing_of(p, token));
-    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, num_tokens)) sort_block<128>(p.sort, counts, sums);
+    if (p.finish == FINISH_SORTED && is_last_of(p.arrivals, num_tokens)) sort_block<128>(p.sort, counts, sums, ChosenExperts{p.sort});
 }
 
 struct HeadParams {
@@ -297,6 +402,11 @@ struct HeadParams {
     const real* input; // [tokens, heads * input_step]
     real* output;      // [tokens, heads * output_step]
     u32 num_rows, cols, num_tokens, num_heads, input_step, output_step;
+    // Where the input is what attention has left in parts, of the plan's merges: as `attention.cuh` has them, or null.
+    const float* partials;
+    const float* partial_lse;
+    u32 plan, has_latent; // the latents of the same tokens are written by further blocks
+    LatentParams latent;
 };
 
 // A block takes four rows of one head for one token.
@@ -312,3 +422,111 @@ KERNEL __launch_bounds__(128, 4) head_linear(const HeadParams p) {
     float sum = dot.finish(weight, p.cols, [&](u32 at, float (&x)[8]) { unpack8(*reinterpret_cast<const Eight*>(input + at), x); });
     if (threadIdx.x % 32 == 0) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sum);
 }
+
+// What a head of a query saw: its partial results joined, four columns a thread.
+__device__ __forceinline__ void join_parts(const HeadParams& p, const AttentionMerge& merge, u32 head, float* joined) {
+    const u32* slots = words(p.step, p.step->plans[p.plan].merge_slots) + merge.first;
+    u32 column = threadIdx.x * 4;
+    if (column >= p.cols) return;
+    float most = NEG_INF, total = 0.0f, sum[4] = {};
+    for (u32 first = 0; first < merge.count; first += 4) {
+        float lse[4], highest = most;
+        float4 part[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u64 slot = (u64)slots[min(first + i, merge.count - 1)] * p.num_heads + head;
+            lse[i] = first + i < merge.count ? __ldcg(p.partial_lse + slot) : NEG_INF;
+            part[i] = __ldcg(reinterpret_cast<const float4*>(p.partials + slot * p.input_step + column));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) highest = fmaxf(highest, lse[i]);
+        float old = most == NEG_INF ? 0.0f : __expf(most - highest);
+        most = highest;
+        total *= old;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) sum[j] *= old;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            float weight = lse[i] == NEG_INF ? 0.0f : __expf(lse[i] - most);
+            total += weight;
+            sum[0] = fmaf(weight, part[i].x, sum[0]);
+            sum[1] = fmaf(weight, part[i].y, sum[1]);
+            sum[2] = fmaf(weight, part[i].z, sum[2]);
+            sum[3] = fmaf(weight, part[i].w, sum[3]);
+        }
+    }
+    float factor = total > 0.0f ? 1.0f / total : 0.0f;
+    *reinterpret_cast<float4*>(joined + column) = make_float4(sum[0] * factor, sum[1] * factor, sum[2] * factor, sum[3] * factor);
+}
+
+// Columns that `join_parts` takes.
+__device__ constexpr u32 MAX_JOINED = 512;
+
+// The same for rows of up to LANES * CHUNKS * 8 columns: eight loads a lane, all asked for before the wait. A warp has neighbouring
+// rows, LANES of it one at a time. Further rows of blocks write the latents.
+template <u32 LANES, u32 CHUNKS>
+__device__ __forceinline__ void head_rows(const HeadParams& p) {
+    constexpr u32 AT_ONCE = 32 / LANES, TURNS = 8 / CHUNKS, WARP_ROWS = AT_ONCE * TURNS;
+    __shared__ __align__(16) float joined[MAX_JOINED];
+    allow_next();
+    u32 token = blockIdx.x / p.num_heads, head = blockIdx.x % p.num_heads, num_blocks = (p.num_rows + 4 * WARP_ROWS - 1) / (4 * WARP_ROWS);
+    if (blockIdx.y >= num_blocks) {
+        if (head < 1 + (p.num_heads + LATENT_HEADS - 1) / LATENT_HEADS) write_latent(p.latent, token, head);
+        else wait_for_previous();
+        return;
+    }
+    u32 lane = threadIdx.x % LANES, first = (blockIdx.y * 4 + threadIdx.x / 32) * WARP_ROWS + threadIdx.x % 32 / LANES;
+    Chunk chunks[TURNS][CHUNKS];
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+        const u8* weight = p.weight + ((u64)head * p.num_rows + min(first + turn * AT_ONCE, p.num_rows - 1)) * p.row_bytes;
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++)
+            if ((c * LANES + lane) * 8 < p.cols) chunks[turn][c].load(weight, (c * LANES + lane) * 8);
+    }
+    bool is_there = token < rows_of_step(p.step, p.num_tokens);
+    AttentionMerge merge;
+    merge.count = 0;
+    if (p.partials && is_there) {
+        const PlanHeader& plan = p.step->plans[p.plan];
+        const AttentionMerge* merges = reinterpret_cast<const AttentionMerge*>(words(p.step, plan.merges));
+        for (u32 i = 0; i < plan.num_merges; i++)
+            if (merges[i].query == token) merge = merges[i];
+    }
+    wait_for_previous();
+    if (!is_there) return;
+    const real* input = p.input + ((u64)token * p.num_heads + head) * p.input_step;
+    if (merge.count > 0) {
+        join_parts(p, merge, head, joined);
+        __syncthreads();
+    }
+    float sums[TURNS] = {};
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+        u32 at = (c * LANES + lane) * 8;
+        if (at >= p.cols) continue;
+        float x[8], weight[8];
+        if (merge.count > 0) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[j] = joined[at + j];
+        } else {
+            unpack8(*reinterpret_cast<const Eight*>(input + at), x);
+        }
+#pragma unroll
+        for (u32 turn = 0; turn < TURNS; turn++) {
+            chunks[turn][c].decode(weight);
+            sums[turn] = dot_8(weight, x, sums[turn]);
+        }
+    }
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+        for (u32 distance = LANES / 2; distance > 0; distance /= 2) sums[turn] += __shfl_xor_sync(NONE, sums[turn], distance);
+        u32 row = first + turn * AT_ONCE;
+        if (lane == 0 && row < p.num_rows) p.output[((u64)token * p.num_heads + head) * p.output_step + row] = float_to_real(sums[turn]);
+    }
+}
+
+KERNEL __launch_bounds__(128, 4) head_rows_128(const HeadParams p) { head_rows<16, 1>(p); }
+KERNEL __launch_bounds__(128, 4) head_rows_256(const HeadParams p) { head_rows<32, 1>(p); }
+KERNEL __launch_bounds__(128, 4) head_rows_512(const HeadParams p) { head_rows<32, 2>(p); }

@@ -49,18 +49,32 @@ __device__ __forceinline__ u32 ordered(float x) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// `keys` is the warp's own memory, of MAX_ROUTED values, which only groups need; `routing` is the token's. OF_LANE experts a lane
-// are enough for all. Of two experts with the same key the one with the lower number is taken.
-template <u32 OF_LANE>
-__device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys, float* routing) {
+// An expert that may be chosen; 0 as its key: one that may not.
+struct Candidate {
+    u32 key, number;
+    float score;
+};
+
+__device__ __forceinline__ void put_in_order(Candidate& first, Candidate& second) {
+    if (second.key < first.key || (second.key == first.key && second.number > first.number)) return;
+    Candidate other = first;
+    first = second;
+    second = other;
+}
+
+// By the router's products with a token, in memory that other blocks write or in the block's own. `keys` is the warp's own memory, of
+// MAX_ROUTED values, which only groups need; `routing` is the token's. OF_LANE experts a lane are enough for all. Of two experts with
+// the same key the one with the lower number is taken.
+template <u32 OF_LANE, bool IS_SHARED>
+__device__ __forceinline__ void choose_by(const RouteParams& p, const float* products, float* keys, float* routing) {
     u32 lane = threadIdx.x % 32, slots = p.top_k + p.num_shared;
-    const float* products = p.products + (u64)token * p.num_rows;
+    auto product = [&](u32 i) { return IS_SHARED ? products[i] : __ldcg(products + i); };
     float scores[OF_LANE];
     float most = NEG_INF;
 #pragma unroll
     for (u32 i = 0; i < OF_LANE; i++) {
         u32 expert = i * 32 + lane;
-        scores[i] = expert < p.num_experts ? __ldcg(products + expert) + (p.bias ? p.bias[expert] : 0.0f) : NEG_INF;
+        scores[i] = expert < p.num_experts ? product(expert) + (p.bias ? p.bias[expert] : 0.0f) : NEG_INF;
         most = fmaxf(most, scores[i]);
     }
     if (p.is_sigmoid) {
@@ -116,21 +130,43 @@ __device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float
     }
     float total = 0.0f, own_score = 0.0f;
     u32 own_number = 0; // lane i keeps the i-th chosen
-    for (u32 slot = 0; slot < p.top_k; slot++) {
-        u32 best = 0, number = NONE;
-        float score = 0.0f;
+    if constexpr (OF_LANE == 4) {
+        // A lane's own in order first, so that a turn is short: the largest of the first ones is taken.
+        Candidate own[4];
 #pragma unroll
-        for (u32 i = 0; i < OF_LANE; i++) {
-            u32 key = ordered(values[i]);
-            if ((open >> i & 1) && (number == NONE || key > best)) best = key, number = i * 32 + lane, score = scores[i];
+        for (u32 i = 0; i < 4; i++) own[i] = {open >> i & 1 ? ordered(values[i]) : 0, i * 32 + lane, scores[i]};
+        put_in_order(own[0], own[1]);
+        put_in_order(own[2], own[3]);
+        put_in_order(own[0], own[2]);
+        put_in_order(own[1], own[3]);
+        put_in_order(own[1], own[2]);
+        for (u32 slot = 0; slot < p.top_k; slot++) {
+            u32 most_of_all = __reduce_max_sync(NONE, own[0].key), lanes = __ballot_sync(NONE, own[0].key == most_of_all);
+            u32 winner = __ffs(lanes) - 1;
+            if (lanes & lanes - 1) winner = __reduce_min_sync(NONE, own[0].key == most_of_all ? own[0].number : NONE) % 32;
+            u32 number = __shfl_sync(NONE, own[0].number, winner);
+            float score = __shfl_sync(NONE, own[0].score, winner);
+            total += score;
+            if (lane == slot) own_number = number, own_score = score;
+            if (lane == winner) own[0] = own[1], own[1] = own[2], own[2] = own[3], own[3].key = 0;
         }
-        u32 most_of_all = __reduce_max_sync(NONE, best);
-        u32 winner = __reduce_min_sync(NONE, best == most_of_all ? number : NONE);
-        if (winner == NONE) winner = 0; // there are always enough
-        if (winner % 32 == lane) open &= ~(1u << winner / 32);
-        score = __shfl_sync(NONE, score, winner % 32);
-        total += score;
-        if (lane == slot) own_number = winner, own_score = score;
+    } else {
+        for (u32 slot = 0; slot < p.top_k; slot++) {
+            u32 best = 0, number = NONE;
+            float score = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < OF_LANE; i++) {
+                u32 key = ordered(values[i]);
+                if ((open >> i & 1) && (number == NONE || key > best)) best = key, number = i * 32 + lane, score = scores[i];
+            }
+            u32 most_of_all = __reduce_max_sync(NONE, best);
+            u32 winner = __reduce_min_sync(NONE, best == most_of_all ? number : NONE);
+            if (winner == NONE) winner = 0; // there are always enough
+            if (winner % 32 == lane) open &= ~(1u << winner / 32);
+            score = __shfl_sync(NONE, score, winner % 32);
+            total += score;
+            if (lane == slot) own_number = winner, own_score = score;
+        }
     }
     if (lane < p.top_k) {
         routing[lane] = (float)own_number;
@@ -138,9 +174,14 @@ __device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float
     }
     for (u32 slot = p.top_k + lane; slot < slots; slot += 32) {
         routing[slot] = (float)(p.num_experts + slot - p.top_k);
-        float gate = p.has_shared_gate ? __ldcg(products + p.num_experts) + (p.bias ? p.bias[p.num_experts] : 0.0f) : 0.0f;
+        float gate = p.has_shared_gate ? product(p.num_experts) + (p.bias ? p.bias[p.num_experts] : 0.0f) : 0.0f;
         routing[slots + slot] = p.has_shared_gate ? sigmoid(gate) : 1.0f;
     }
+}
+
+template <u32 OF_LANE>
+__device__ __forceinline__ void choose_of(const RouteParams& p, u32 token, float* keys, float* routing) {
+    choose_by<OF_LANE, false>(p, p.products + (u64)token * p.num_rows, keys, routing);
 }
 
 __device__ __forceinline__ void choose_experts(const RouteParams& p, u32 token, float* keys, float* routing) {
@@ -154,18 +195,23 @@ __device__ __forceinline__ float* routing_of(const RouteParams& p, u32 token) {
 
 __device__ constexpr u32 MAX_SORTED = 1024; // experts
 
-// `counts` has MAX_SORTED values, `sums` one for each warp.
-template <u32 THREADS>
-__device__ __forceinline__ void sort_block(const SortParams& p, u32* counts, u32* sums) {
+// The expert of a slot, as other blocks have chosen it.
+struct ChosenExperts {
+    const SortParams& p;
+    __device__ __forceinline__ u32 operator()(u32 slot) const {
+        return (u32)__ldcg(p.routing + (u64)(slot / p.num_slots) * 2 * p.num_slots + slot % p.num_slots);
+    }
+};
+
+// `counts` has MAX_SORTED values, `sums` one for each warp; `chosen` gives the expert of a slot.
+template <u32 THREADS, typename Chosen>
+__device__ __forceinline__ void sort_block(const SortParams& p, u32* counts, u32* sums, Chosen chosen) {
     constexpr u32 OF_THREAD = MAX_SORTED / THREADS;
     constexpr u32 KEPT = 4;
     u32 thread = threadIdx.x, lane = thread % 32, count = min(p.step->num_tokens, p.num_tokens) * p.num_slots;
     for (u32 i = thread; i < MAX_SORTED; i += THREADS) counts[i] = 0;
     __syncthreads();
-    auto expert_of = [&](u32 slot) {
-        u32 expert = (u32)__ldcg(p.routing + (u64)(slot / p.num_slots) * 2 * p.num_slots + slot % p.num_slots);
-        return min(expert, p.num_experts - 1);
-    };
+    auto expert_of = [&](u32 slot) { return min((u32)chosen(slot), p.num_experts - 1); };
     // The place among the expert's own rows first. Of few slots everything stays in registers.
     u32 experts[KEPT], ranks[KEPT];
 #pragma unroll

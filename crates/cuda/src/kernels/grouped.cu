@@ -70,22 +70,40 @@ struct Ring {
 
 template <class SHAPE>
 __device__ __forceinline__ void feed(const GroupedParams& p, const Ring& ring) {
-    u32 stage = 0, parity = 1;
+    u32 stage = 0, parity = 1, ahead = 0;
     u64 policy = SHAPE::TOKENS == 64 ? read_once() : read_often();
+    auto load_weights = [&](u32 chunk, u32 first, u32 to, u32 barrier) {
+        expect_bytes(barrier, SHAPE::STAGE_BYTES);
+#pragma unroll
+        for (u32 box = 0; box < 256 / SHAPE::BOX; box++) {
+            u32 at = SHAPE::IS_GATED ? box / 2 * SHAPE::BOX + box % 2 * p.width : box * SHAPE::BOX;
+            load_box(to + SHAPE::TOKEN_BYTES + box * SHAPE::BOX_BYTES, &p.weight, chunk * 64, first + at, barrier, policy);
+        }
+    };
+    if (p.tiles_of_head) {
+        // All is known but the input: the first weights need not wait, nor what comes next.
+        allow_next();
+        Walk<SHAPE> walk(p);
+        u32 first = walk.tile() / p.tiles_of_head * p.expert_rows + walk.output();
+        ahead = walk.is_over() ? 0 : min(SHAPE::STAGES, p.num_chunks);
+        for (u32 chunk = 0; chunk < ahead; chunk++)
+            load_weights(chunk, first, ring.stages + chunk * SHAPE::STAGE_BYTES, ring.full + chunk * 8);
+    }
+    // How many tiles there are is of the kernel before.
+    wait_for_previous();
     for (Walk<SHAPE> walk(p); !walk.is_over(); walk.go_on()) {
         u32 head = p.tiles_of_head ? walk.tile() / p.tiles_of_head : 0, column = head * p.input_step;
         u32 row = (walk.tile() - head * p.tiles_of_head) * SHAPE::TOKENS;
         u32 expert = p.tiles_of_head ? head : __ldcg(p.tiles + walk.tile()) & 0xffff, first = expert * p.expert_rows + walk.output();
         for (u32 chunk = 0; chunk < p.num_chunks; chunk++) {
             u32 to = ring.stages + stage * SHAPE::STAGE_BYTES, barrier = ring.full + stage * 8;
-            wait_barrier(ring.empty + stage * 8, parity);
-            expect_bytes(barrier, SHAPE::STAGE_BYTES);
-            load_box(to, &p.input, column + chunk * 64, row, barrier);
-#pragma unroll
-            for (u32 box = 0; box < 256 / SHAPE::BOX; box++) {
-                u32 at = SHAPE::IS_GATED ? box / 2 * SHAPE::BOX + box % 2 * p.width : box * SHAPE::BOX;
-                load_box(to + SHAPE::TOKEN_BYTES + box * SHAPE::BOX_BYTES, &p.weight, chunk * 64, first + at, barrier, policy);
+            if (ahead > 0) {
+                ahead--;
+            } else {
+                wait_barrier(ring.empty + stage * 8, parity);
+                load_weights(chunk, first, to, barrier);
             }
+            load_box(to, &p.input, column + chunk * 64, row, barrier);
             if (++stage == SHAPE::STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -251,9 +269,8 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        // How many tiles there are is of the kernel before.
-        wait_for_previous();
         if (threadIdx.x == CONSUMERS) feed<SHAPE>(p, ring);
+        else wait_for_previous();
         allow_next();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -22,8 +22,9 @@
 // Columns that a warp takes at a time, 128 bytes of a row, and values in 16 bytes.
 __device__ constexpr u32 UNIT = FP8 ? 128 : 64, VALUES = UNIT / 8;
 
-// Stages of the ring, of 64 columns of 16 rows, a warp.
-__device__ constexpr u32 stages(int warps) { return warps == 16 ? 2 : 3; }
+// Stages of the ring, of 64 columns of 16 rows, a warp. A DEEP ring is for blocks that have a multiprocessor for themselves and wait
+// for attention: all of it is asked for at once.
+__device__ constexpr u32 stages(int warps, bool deep) { return warps == 16 && !deep ? 2 : 3; }
 
 struct SkinnyParams {
     const StepHeader* step;
@@ -39,14 +40,20 @@ struct SkinnyParams {
     u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type, lane;
     float eps, softcap, rope_scale;
     u32 across;          // blocks of scales side by side
+    const float *q_norm, *k_norm; // [head_dim] or null: norms of heads, for the kernels that have them
+    // A second product of the same rows, or none: what blocks from `first_blocks` on do.
+    const u8* other_weight; // [other_rows, cols]
+    void* other_output;     // [tokens, other_rows]
+    u32 other_rows, first_blocks;
+    float q_eps, k_eps;
 };
 
 // Weights wait in shared memory, in a ring of each warp's own, so that no barrier of the block is needed.
 extern __shared__ __align__(128) u8 ring[];
 
-template <int WARPS>
+template <u32 STAGES>
 __device__ __forceinline__ u32 slot(u32 stage, u32 row, u32 chunk) {
-    return (threadIdx.x / 32 * stages(WARPS) + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
+    return (threadIdx.x / 32 * STAGES + stage) * 2048 + row * 128 + ((chunk ^ (row & 1) << 2) << 4);
 }
 
 __device__ __forceinline__ void copy_16(u32 to, const void* from) {
@@ -66,6 +73,19 @@ __device__ __forceinline__ void scale_inputs(u32& x, u32& y, const float* norm, 
     for (int j = 0; j < 4; j++) squares = fmaf(v[j], v[j], squares);
     x = pack_bf16(v[0] * weight.x, v[1] * weight.y);
     y = pack_bf16(v[2] * weight.z, v[3] * weight.w);
+}
+
+// The same, and what rounding has taken off.
+__device__ __forceinline__ void scale_exactly(u32& x, u32& y, u32& rest_x, u32& rest_y, const float* norm, float& squares) {
+    const float4 weight = *reinterpret_cast<const float4*>(norm);
+    float v[4] = {low_bf16(x), high_bf16(x), low_bf16(y), high_bf16(y)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) squares = fmaf(v[j], v[j], squares);
+    v[0] *= weight.x, v[1] *= weight.y, v[2] *= weight.z, v[3] *= weight.w;
+    x = pack_bf16(v[0], v[1]);
+    y = pack_bf16(v[2], v[3]);
+    rest_x = pack_bf16(v[0] - low_bf16(x), v[1] - high_bf16(x));
+    rest_y = pack_bf16(v[2] - low_bf16(y), v[3] - high_bf16(y));
 }
 
 // Two e4m3 of a word, the low ones or the high ones.
@@ -94,10 +114,11 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const uint4& w0
 }
 
 // A lane's part of the sums: rows lane / 4 of `first` and of `second`, tokens 2 * (lane % 4) and the next, of each tile.
-template <int WARPS, bool NORMS, bool GATHERS>
-__device__ __forceinline__ void multiply(
-    const SkinnyParams& p, u32 all_rows, u32 first, u32 second, u32 last, float (&sums)[TILES][4], float (&squares)[TILES]) {
-    constexpr u32 STAGES = stages(WARPS);
+// `meanwhile` is done when the kernel before is, before the products. IS_EXACT: normed inputs are not rounded to bf16.
+template <int WARPS, bool NORMS, bool GATHERS, bool DEEP = false, bool IS_EXACT = false, typename Meanwhile>
+__device__ __forceinline__ void multiply(const SkinnyParams& p, u32 all_rows, u32 first, u32 second, u32 last, float (&sums)[TILES][4],
+                                         float (&squares)[TILES], Meanwhile meanwhile, u32 first_token = 0) {
+    constexpr u32 STAGES = stages(WARPS, DEEP), AHEAD = DEEP ? STAGES : STAGES - 1;
     u32 lane = threadIdx.x % 32, start = threadIdx.x / 32 * UNIT, column = start + lane % 4 * VALUES;
     u32 ring_at = (u32)__cvta_generic_to_shared(ring);
     // Eight lanes ask for 128 bytes of a row: whole lines. In units of 16 bytes.
@@ -110,22 +131,23 @@ __device__ __forceinline__ void multiply(
         if (start + ahead < p.cols) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                copy_16(ring_at + slot<WARPS>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / VALUES);
+                copy_16(ring_at + slot<STAGES>(stage, i * 4 + lane / 8, lane % 8), weight + rows[i] + ahead / VALUES);
         }
         asm volatile("cp.async.commit_group;");
     };
 #pragma unroll
-    for (u32 s = 0; s < STAGES - 1; s++) load(s, s * WARPS * UNIT);
+    for (u32 s = 0; s < AHEAD; s++) load(s, s * WARPS * UNIT);
     // Where a token's activations begin, in units of 8; tokens that are not there are zero.
     u32 tokens[TILES];
     u32 num_tokens = GATHERS ? p.step->num_logit_rows : p.step->num_tokens;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        u32 token = t * 8 + lane / 4;
+        u32 token = first_token + t * 8 + lane / 4;
         u32 row = GATHERS && token < num_tokens ? words(p.step, p.step->logit_rows)[token] : token;
         tokens[t] = token < num_tokens ? row * (p.cols / 8) : NONE;
     }
     wait_for_previous();
+    meanwhile();
     const uint4* inputs = reinterpret_cast<const uint4*>(p.input);
     u32 stage = 0;
     for (u32 done = 0; start + done < p.cols; done += WARPS * UNIT, column += WARPS * UNIT) {
@@ -138,18 +160,27 @@ __device__ __forceinline__ void multiply(
                 for (int i = 0; i < VALUES / 8; i++)
                     x[t][half][i] =
                         tokens[t] != NONE ? inputs[tokens[t] + column / 8 + half * (VALUES / 2) + i] : make_uint4(0, 0, 0, 0);
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
         __syncwarp();
-        load(stage == 0 ? STAGES - 1 : stage - 1, done + (STAGES - 1) * WARPS * UNIT);
+        if (!DEEP) load(stage == 0 ? STAGES - 1 : stage - 1, done + AHEAD * WARPS * UNIT);
 #if FP8 == 2
         float unit_sums[TILES][4] = {};
 #endif
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot<WARPS>(stage, lane / 4, lane % 4 + half * 4));
-            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot<WARPS>(stage, 8 + lane / 4, lane % 4 + half * 4));
+            const uint4 w0 = *reinterpret_cast<const uint4*>(ring + slot<STAGES>(stage, lane / 4, lane % 4 + half * 4));
+            const uint4 w1 = *reinterpret_cast<const uint4*>(ring + slot<STAGES>(stage, 8 + lane / 4, lane % 4 + half * 4));
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
+#if FP8 == 0
+                if (IS_EXACT) {
+                    uint4 rest[1];
+                    const float* norm = p.norm + column + half * (4 * VALUES);
+                    scale_exactly(x[t][half][0].x, x[t][half][0].y, rest[0].x, rest[0].y, norm, squares[t]);
+                    scale_exactly(x[t][half][0].z, x[t][half][0].w, rest[0].z, rest[0].w, norm + 4, squares[t]);
+                    multiply_chunk(sums[t], w0, w1, rest);
+                } else
+#endif
                 if (NORMS) {
 #pragma unroll
                     for (int i = 0; i < VALUES / 8; i++) {
@@ -176,6 +207,10 @@ __device__ __forceinline__ void multiply(
                 for (int j = 0; j < 4; j++) sums[t][j] = fmaf(scale[j / 2], unit_sums[t][j], sums[t][j]);
         }
 #endif
+        if (DEEP) {
+            __syncwarp();
+            load(stage, done + AHEAD * WARPS * UNIT);
+        }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }
@@ -187,8 +222,8 @@ struct Parts {
     float squares[WARPS][TILES * 8];
 };
 
-// Joins the sums of the warps. True for threads that hold results, of tile `thread / 32`.
-template <int WARPS, bool NORMS>
+// Joins the sums of the warps, AT_ONCE of them asked for at a time. True for threads that hold results, of tile `thread / 32`.
+template <int WARPS, bool NORMS, int AT_ONCE = WARPS>
 __device__ __forceinline__ bool join(
     const SkinnyParams& p, Parts<WARPS>& parts, const float (&sums)[TILES][4], float (&squares)[TILES], float (&result)[4]) {
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -206,7 +241,7 @@ __device__ __forceinline__ bool join(
 #pragma unroll
     for (int j = 0; j < 4; j++) result[j] = 0.0f;
     float total[2] = {0.0f, 0.0f};
-#pragma unroll
+#pragma unroll AT_ONCE
     for (int w = 0; w < WARPS; w++) {
         float4 part = parts.sums[w][warp][lane];
         result[0] += part.x;
@@ -238,23 +273,41 @@ __device__ __forceinline__ void scale_rows(const SkinnyParams& p, u32 rows, u32 
 __device__ __forceinline__ u32 token_of(int j) { return threadIdx.x / 32 * 8 + threadIdx.x % 4 * 2 + j % 2; }
 
 // 16 consecutive rows: a plain product, or one that is added to the residual stream.
-template <int WARPS, bool NORMS>
-__device__ __forceinline__ void linear(const SkinnyParams& p) {
+template <int WARPS, bool NORMS, bool DEEP>
+__device__ __forceinline__ void linear(SkinnyParams p) {
     __shared__ Parts<WARPS> parts;
+    __shared__ __align__(16) bf16 residual[TILES * 8][16];
     allow_next();
-    u32 row = threadIdx.x % 32 / 4;
-    u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
+    u32 first = blockIdx.x * 16, row = threadIdx.x % 32 / 4;
+#if FP8 == 0
+    if (blockIdx.x >= p.first_blocks) {
+        first -= p.first_blocks * 16;
+        p.weight = p.other_weight;
+        p.output = p.other_output;
+        p.num_rows = p.output_stride = p.other_rows;
+    }
+#endif
+    u32 at[2] = {first + row, first + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, p.num_rows, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
-    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    // What is added to comes with the last group of weights at the latest.
+    auto meanwhile = [&]() {
+        u32 token = threadIdx.x / 2, column = first + threadIdx.x % 2 * 8;
+        if (!p.accumulate || token >= p.num_tokens || column >= p.num_rows) return;
+        const bf16* from = reinterpret_cast<const bf16*>(p.output) + (u64)token * p.output_stride + column;
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::
+                     "r"((u32)__cvta_generic_to_shared(&residual[token][threadIdx.x % 2 * 8])), "l"(from) : "memory");
+    };
+    multiply<WARPS, NORMS, false, DEEP>(p, p.num_rows, first, first + 8, p.num_rows - 1, sums, squares, meanwhile);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (!join<WARPS, NORMS, 8>(p, parts, sums, squares, result)) return; // all of 16 at once would spill
     scale_rows(p, p.num_rows, min(at[0], p.num_rows - 1), min(at[1], p.num_rows - 1), result);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 token = token_of(j), column = at[j / 2];
         if (token >= p.num_tokens || column >= p.num_rows) continue;
-        bf16* output = reinterpret_cast<bf16*>(p.output) + (u64)token * p.output_stride + column;
         float value = result[j] + (p.bias ? p.bias[column] : 0.0f);
-        *output = float_to_bf16(p.accumulate ? bf16_to_float(*output) + value : value);
+        if (p.accumulate) value += bf16_to_float(residual[token][j / 2 * 8 + row]);
+        reinterpret_cast<bf16*>(p.output)[(u64)token * p.output_stride + column] = float_to_bf16(value);
     }
 }
 
@@ -266,7 +319,7 @@ __device__ __forceinline__ void logits(const SkinnyParams& p) {
     u32 row = threadIdx.x % 32 / 4;
     u32 at[2] = {blockIdx.x * 16 + row, blockIdx.x * 16 + 8 + row};
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, true>(p, p.num_rows, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares);
+    multiply<WARPS, NORMS, true>(p, p.num_rows, blockIdx.x * 16, blockIdx.x * 16 + 8, p.num_rows - 1, sums, squares, [] {});
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
     scale_rows(p, p.num_rows, min(at[0], p.num_rows - 1), min(at[1], p.num_rows - 1), result);
 #pragma unroll
@@ -284,7 +337,7 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
     allow_next();
     u32 column = blockIdx.x * 8 + threadIdx.x % 32 / 4;
     float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, 2 * p.num_rows, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares);
+    multiply<WARPS, NORMS, false>(p, 2 * p.num_rows, blockIdx.x * 8, p.num_rows + blockIdx.x * 8, NONE, sums, squares, [] {});
     if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
     scale_rows(p, 2 * p.num_rows, column, p.num_rows + column, result);
     float gate_bias = p.bias ? p.bias[column] : 0.0f, up_bias = p.bias ? p.bias[p.num_rows + column] : 0.0f;
@@ -298,43 +351,120 @@ __device__ __forceinline__ void gated(const SkinnyParams& p) {
 }
 
 // Eight dimensions of the first half of a head and the same of the second: rotated together if they are of q or k, then to
-// the queries or into the cache.
-template <int WARPS, bool NORMS>
-__device__ __forceinline__ void qkv(const SkinnyParams& p) {
-    __shared__ Parts<WARPS> parts;
-    allow_next();
-    u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8);
-    u32 d = blockIdx.x % (half / 8) * 8 + threadIdx.x % 32 / 4;
-    u32 first = head * p.head_dim + blockIdx.x % (half / 8) * 8;
-    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
-    multiply<WARPS, NORMS, false>(p, p.num_rows, first, first + half, NONE, sums, squares);
-    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
-    scale_rows(p, p.num_rows, head * p.head_dim + d, head * p.head_dim + half + d, result);
-    bool is_value = head >= p.num_heads + p.num_kv_heads;
+// the queries or into the cache. Where heads are normed, the blocks of a head are a cluster and give each other their squares.
+
+// What a lane needs of its two tokens after the product, and what does not depend on the kernel before. In shared memory:
+// registers are short. [lanes of the warps that hold results]
+struct Places {
+    float sin[TILES * 32][2], cos[TILES * 32][2];
+    u32 slot[TILES * 32][2];
+    float bias[TILES * 32][2], norm[TILES * 32][2]; // of the two dimensions
+};
+
+// `norm` is that of the head, or null.
+__device__ __forceinline__ void find_places(const SkinnyParams& p, Places& places, u32 head, u32 d, const float* norm) {
+    if (threadIdx.x >= TILES * 32) return;
+    u32 half = p.head_dim / 2;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        places.bias[threadIdx.x][j] = p.bias ? p.bias[head * p.head_dim + j * half + d] : 0.0f;
+        places.norm[threadIdx.x][j] = norm ? norm[j * half + d] : 1.0f;
+    }
     const u32* positions = words(p.step, p.step->positions);
     const u32* slots = lane_slots(p.step, p.lane);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        u32 token = min(token_of(j), p.step->num_tokens - 1);
+        places.slot[threadIdx.x][j] = slots[token];
+        if (p.inv_freq && head < p.num_heads + p.num_kv_heads)
+            sin_cos((float)positions[token] * p.inv_freq[d], &places.sin[threadIdx.x][j], &places.cos[threadIdx.x][j]);
+    }
+}
+
+// Blocks of a head, at most: a cluster.
+__device__ constexpr u32 HEAD_BLOCKS = 8;
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The sums of `squares` over all blocks of a head, by the warps that hold results: [0] and [1] of a lane's tokens.
+__device__ __forceinline__ void sum_over_head(float (&squares)[2], float (*of_blocks)[TILES * 8], u32 rank, u32 blocks) {
+    u32 lane = threadIdx.x % 32, token = threadIdx.x / 32 * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2) squares[j] += __shfl_xor_sync(NONE, squares[j], distance);
+    // Eight lanes with the same tokens: one for each block.
+    if (lane / 4 < blocks) {
+        u32 own = (u32)__cvta_generic_to_shared(&of_blocks[rank][token]);
+        asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::
+                     "r"(own), "r"(lane / 4), "f"(squares[0]), "f"(squares[1]) : "memory");
+    }
+    arrive_cluster();
+    wait_cluster();
+    squares[0] = squares[1] = 0.0f;
+    for (u32 block = 0; block < blocks; block++) {
+        squares[0] += of_blocks[block][token];
+        squares[1] += of_blocks[block][token + 1];
+    }
+}
+#endif
+
+template <int WARPS, bool NORMS, bool NORMS_HEADS>
+__device__ __forceinline__ void qkv(const SkinnyParams& p) {
+    __shared__ Parts<WARPS> parts;
+    __shared__ Places places;
+    allow_next();
+#if __CUDA_ARCH__ >= 900
+    if (NORMS_HEADS) arrive_cluster();
+#endif
+    u32 half = p.head_dim / 2, head = blockIdx.x / (half / 8), rank = blockIdx.x % (half / 8);
+    u32 d = rank * 8 + threadIdx.x % 32 / 4;
+    u32 first = head * p.head_dim + rank * 8;
+    float sums[TILES][4] = {}, squares[TILES] = {}, result[4];
+    bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
+    const float* norm = !NORMS_HEADS || is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
+    find_places(p, places, head, d, norm);
+    multiply<WARPS, NORMS, false>(p, p.num_rows, first, first + half, NONE, sums, squares, [] {});
+#if __CUDA_ARCH__ >= 900
+    // The other blocks have started: their memory may be written.
+    if (NORMS_HEADS) wait_cluster();
+#endif
+    if (!join<WARPS, NORMS>(p, parts, sums, squares, result)) return;
+    scale_rows(p, p.num_rows, head * p.head_dim + d, head * p.head_dim + half + d, result);
+#pragma unroll
+    for (int j = 0; j < 4; j++) result[j] += places.bias[threadIdx.x][j / 2];
+#if __CUDA_ARCH__ >= 900
+    if (NORMS_HEADS && norm) {
+        __shared__ float of_blocks[HEAD_BLOCKS][TILES * 8];
+        float of_head[2] = {result[0] * result[0] + result[2] * result[2], result[1] * result[1] + result[3] * result[3]};
+        sum_over_head(of_head, of_blocks, rank, half / 8);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float factor = rsqrtf(of_head[j] / (float)p.head_dim + (is_query ? p.q_eps : p.k_eps));
+            result[j] *= factor * places.norm[threadIdx.x][0];
+            result[2 + j] *= factor * places.norm[threadIdx.x][1];
+        }
+    }
+#endif
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         u32 token = token_of(j);
         if (token >= p.step->num_tokens) continue;
         float x = result[j], y = result[2 + j];
-        if (p.bias) {
-            x += p.bias[head * p.head_dim + d];
-            y += p.bias[head * p.head_dim + half + d];
-        }
         if (p.inv_freq && !is_value) {
-            float sin, cos, old = x;
-            sin_cos((float)positions[token] * p.inv_freq[d], &sin, &cos);
+            float sin = places.sin[threadIdx.x][j], cos = places.cos[threadIdx.x][j], old = x;
             x = p.rope_scale * (old * cos - y * sin);
             y = p.rope_scale * (y * cos + old * sin);
         }
-        if (head < p.num_heads) {
+        if (is_query) {
             bf16* query = reinterpret_cast<bf16*>(p.output) + ((u64)token * p.num_heads + head) * p.head_dim;
             query[d] = float_to_bf16(x);
             query[half + d] = float_to_bf16(y);
         } else {
-            u64 block = slots[token] >> p.block_shift;
-            u32 offset = slots[token] & ((1u << p.block_shift) - 1), plane_head = head - p.num_heads;
+            u32 slot = places.slot[threadIdx.x][j], offset = slot & ((1u << p.block_shift) - 1), plane_head = head - p.num_heads;
+            u64 block = slot >> p.block_shift;
             u64 start = (((block * 2 * p.num_kv_heads + plane_head) << p.block_shift) + offset) * p.head_dim;
             store_cache(p.cache, start + d, x, p.cache_type);
             store_cache(p.cache, start + half + d, y, p.cache_type);
@@ -342,17 +472,30 @@ __device__ __forceinline__ void qkv(const SkinnyParams& p) {
     }
 }
 
+#ifndef ROUTER // which has kernels of its own
 #if TILES == 1 && __CUDA_ARCH__ < 1000 && FP8 != 2
 #define BLOCKS 2
 #else
 #define BLOCKS 1 // more would spill
 #endif
-#define SKINNY(NAME, WARPS) \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) NAME##_##WARPS(const SkinnyParams p) { NAME<WARPS, false>(p); } \
-    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) normed_##NAME##_##WARPS(const SkinnyParams p) { NAME<WARPS, true>(p); }
+#define SKINNY(NAME, WARPS, ...) \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) NAME##_##WARPS(const SkinnyParams p) { __VA_ARGS__<WARPS, false>(p); } \
+    KERNEL __launch_bounds__(WARPS * 32, BLOCKS * 16 / WARPS) normed_##NAME##_##WARPS(const SkinnyParams p) { __VA_ARGS__<WARPS, true>(p); }
 
-SKINNY(linear, 16)
-SKINNY(logits, 16)
-SKINNY(gated, 16)
-SKINNY(qkv, 16)
-SKINNY(qkv, 8)
+template <int WARPS, bool NORMS>
+__device__ __forceinline__ void plain_linear(const SkinnyParams& p) { linear<WARPS, NORMS, false>(p); }
+template <int WARPS, bool NORMS>
+__device__ __forceinline__ void deep_linear(const SkinnyParams& p) { linear<WARPS, NORMS, true>(p); }
+template <int WARPS, bool NORMS>
+__device__ __forceinline__ void plain_qkv(const SkinnyParams& p) { qkv<WARPS, NORMS, false>(p); }
+template <int WARPS, bool NORMS>
+__device__ __forceinline__ void head_normed_qkv(const SkinnyParams& p) { qkv<WARPS, NORMS, true>(p); }
+
+SKINNY(linear, 16, plain_linear)
+SKINNY(deep_linear, 16, deep_linear)
+SKINNY(logits, 16, logits)
+SKINNY(gated, 16, gated)
+SKINNY(qkv, 16, plain_qkv)
+SKINNY(qkv, 8, plain_qkv)
+SKINNY(head_normed_qkv, 8, head_normed_qkv)
+#endif
