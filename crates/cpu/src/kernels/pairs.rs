@@ -205,7 +205,8 @@ impl<E: PairElement> Products<S> for PairProducts<E> {
             }
         }
         if rows <= FEW_ROWS && !E::IS_OPEN {
-            return score_rows::<E>(args, &keys, first_panel, panels.len(), 0, rows, &mut Ahead::NONE);
+            let mut nothing = Ahead::NONE;
+            return score_rows::<E>(args, &keys, first_panel, panels.len(), 0, rows, &mut nothing);
         }
         let mut ahead = Ahead::keys::<E>(args, tile, rows);
         open::<E>(args, &mut keys, panels.len(), args.head_dim * PANEL_KEYS);
