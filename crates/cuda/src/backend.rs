@@ -249,7 +249,8 @@ impl CudaBackend {
         let compiled = self.programs.get(program)?;
         let ops = compiled.ops.as_slice();
         let limits = self.limits.expect("checked before");
-        let exact = Shape::exact(input);
+        let block_size = self.device.kv.as_ref().map_or(1, |kv| 1 << kv.block_shift);
+        let exact = Shape::exact(input, block_size);
         let num_partials: Vec<u32> = input.attention.iter().map(|plan| plan.num_partials).collect();
         let bucket = if self.enforce_eager {
             None

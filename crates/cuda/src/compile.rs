@@ -25,6 +25,7 @@ const PACKED: &str = include_str!("kernels/packed.cu");
 const WIDE: &str = include_str!("kernels/wide.cuh");
 const PACKED_WIDE: &str = include_str!("kernels/packed_wide.cu");
 const FP8_WIDE: &str = include_str!("kernels/fp8_wide.cu");
+const BF16_WIDE: &str = include_str!("kernels/bf16_wide.cu");
 const PRODUCT_SHARED: &str = include_str!("kernels/product.cuh");
 const ATTENTION_SHARED: &str = include_str!("kernels/attention.cuh");
 const ATTENTION_ANY: &str = include_str!("kernels/attention_any.cu");
@@ -85,6 +86,8 @@ pub(crate) enum Unit {
     },
     /// Other products of e4m3 with up to some hundred tokens, where [`has_gated`].
     Fp8Wide,
+    /// Those of bf16 with more tokens than the skinny ones take, and up to 64.
+    Bf16Wide,
     /// The same for experts.
     Grouped,
     /// What stands around the products of experts.
@@ -158,7 +161,7 @@ impl Unit {
         }
         if has_gated(architecture) {
             units.extend([false, true].map(|is_fp8| Self::Gated { is_fp8 }));
-            units.extend([Self::Fp8Wide, Self::Grouped]);
+            units.extend([Self::Fp8Wide, Self::Bf16Wide, Self::Grouped]);
         }
         for head_dim in HEAD_DIMS {
             for cache in TILED_CACHES {
@@ -188,6 +191,7 @@ impl Unit {
                 &[COMMON, HOPPER, WEIGHTS, PRODUCT_SHARED, PACKED_SHARED, WIDE, PACKED_WIDE]
             }
             Self::Fp8Wide => &[COMMON, HOPPER, PRODUCT_SHARED, WIDE, FP8_WIDE],
+            Self::Bf16Wide => &[COMMON, HOPPER, PRODUCT_SHARED, WIDE, BF16_WIDE],
             Self::AttentionAny(_) => &[COMMON, ATTENTION_SHARED, ATTENTION_ANY],
             Self::AttentionLatent { .. } => {
                 &[COMMON, HOPPER, ATTENTION_SHARED, ATTENTION_LATENT, ATTENTION_LATENT_MANY]
@@ -262,9 +266,12 @@ impl Unit {
                 vec![format!("-DTILES={tiles}"), format!("-DFP8={}", weights as u8)]
             }
             Self::Gated { is_fp8 } => vec![format!("-DFP8={}", u8::from(is_fp8))],
-            Self::Fp8Wide | Self::Grouped | Self::SampleChoose | Self::SampleScore | Self::Graph => {
-                Vec::new()
-            }
+            Self::Fp8Wide
+            | Self::Bf16Wide
+            | Self::Grouped
+            | Self::SampleChoose
+            | Self::SampleScore
+            | Self::Graph => Vec::new(),
         }
     }
 
@@ -277,6 +284,7 @@ impl Unit {
             Self::Skinny { tiles, weights } => format!("skinny {tiles} {weights:?}"),
             Self::Gated { is_fp8 } => format!("gated{}", if is_fp8 { " fp8" } else { "" }),
             Self::Fp8Wide => "fp8_wide".to_owned(),
+            Self::Bf16Wide => "bf16_wide".to_owned(),
             Self::Grouped => "grouped".to_owned(),
             Self::Experts(precision) => format!("experts {precision:?}"),
             Self::ExpertProduct(format, precision) => format!("experts {format} {precision:?}"),

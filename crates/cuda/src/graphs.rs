@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use baton_backend::{BackendError, ProgramId, StepInput};
+use baton_backend::{AttentionItem, AttentionPlan, BackendError, ProgramId, StepInput};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
@@ -17,9 +17,11 @@ use crate::pack::MAX_PLANS;
 
 /// Larger steps are not recorded: their kernels take longer than their launches.
 const MAX_GRAPH_ROWS: usize = 512;
-/// Rows of a sequence whose guesses are checked, at most, in a recorded step. Its attention is launched for few and for many
-/// rows of an item, whatever the items are: each kernel passes over those of the other.
-const MAX_CHECKED_ROWS: u32 = 33;
+/// Rows of a sequence whose guesses are checked, at most, in a recorded step. Where there are so many, its attention is launched for
+/// few and for many rows of an item, whatever the items are: each kernel passes over those of the other.
+pub(crate) const MAX_CHECKED_ROWS: u32 = 33;
+/// With up to so many queries of an item, steps of other numbers are not replayed for them.
+const MAX_FEW_QUERIES: u32 = 8;
 
 /// What the launches of a step depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,7 +36,7 @@ pub(crate) struct Shape {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PlanShape {
-    /// Fewest and most queries of an item of one sequence; 0 without items.
+    /// Fewest and most queries of an item of one sequence; 0 without items. Two at most are more than one: a sequence has several rows.
     pub(crate) min_queries: u32,
     pub(crate) max_queries: u32,
     /// Some items read what several sequences share.
@@ -42,7 +44,7 @@ pub(crate) struct PlanShape {
 }
 
 impl Shape {
-    pub(crate) fn exact(input: &StepInput) -> Self {
+    pub(crate) fn exact(input: &StepInput, block_size: u32) -> Self {
         let mut shape = Self {
             tokens: input.num_tokens() as u32,
             logit_rows: input.logit_rows.len() as u32,
@@ -54,7 +56,7 @@ impl Shape {
             let queries = || plan.own_items().iter().map(|item| item.num_queries);
             *shape = PlanShape {
                 min_queries: queries().min().unwrap_or(0),
-                max_queries: queries().max().unwrap_or(0),
+                max_queries: queries().max().unwrap_or(0).max(if has_runs(plan, block_size) { 2 } else { 0 }),
                 shares: plan.num_shared_items > 0,
             };
         }
@@ -74,7 +76,9 @@ impl Shape {
         let shares = self.plans.iter().any(|plan| plan.shares);
         let mut bucket = Self::decode(bucket_rows(rows).min(max_rows), shares);
         if most_queries > 1 {
-            bucket.plans.iter_mut().for_each(|plan| plan.max_queries = MAX_CHECKED_ROWS);
+            let is_few = most_queries <= MAX_FEW_QUERIES;
+            let max_queries = if is_few { most_queries.next_power_of_two() } else { MAX_CHECKED_ROWS };
+            bucket.plans.iter_mut().for_each(|plan| plan.max_queries = max_queries);
         }
         Some(bucket)
     }
@@ -103,6 +107,15 @@ impl Shape {
         let whole = (1..=max_rows).filter(move |&rows| bucket_rows(rows) == rows || rows == max_rows);
         whole.map(|rows| Self::decode(rows, false))
     }
+}
+
+/// Whether a sequence has several rows, if only in several items.
+fn has_runs(plan: &AttentionPlan, block_size: u32) -> bool {
+    let first_page = |item: &AttentionItem| item.pages_start.wrapping_sub(item.kv_start / block_size);
+    let is_run = |pair: &[AttentionItem]| {
+        pair[0].query_start != pair[1].query_start && first_page(&pair[0]) == first_page(&pair[1])
+    };
+    plan.own_items().windows(2).any(is_run)
 }
 
 fn bucket_rows(rows: usize) -> usize {
@@ -221,11 +234,34 @@ mod tests {
         };
         assert_eq!(checked(8, 4).map(|bucket| bucket.tokens), Some(8));
         assert_ne!(checked(4, 4), decode(4).bucket(4, 64));
-        assert_eq!(checked(8, 4), checked(7, 2));
+        assert_eq!(checked(8, 4), checked(7, 3));
+        assert_ne!(checked(8, 4), checked(8, 2));
+        assert_eq!((checked(18, 9), checked(33, 33)).0.map(|bucket| bucket.plans[0].max_queries), Some(33));
         assert_eq!((checked(65, 4), checked(40, 40)), (None, None));
         let mut sharing = decode(12);
         sharing.plans[1].shares = true;
         let bucket = sharing.bucket(256, 256).expect("decodes");
         assert!(bucket.tokens == 16 && bucket.plans.iter().all(|plan| plan.shares && plan.max_queries == 1));
+    }
+
+    /// A kernel that fetches keys of decodes early must not take two rows of a sequence for two decodes.
+    #[test]
+    fn rows_of_one_sequence_are_no_decodes() {
+        let item = |query_start, pages_start, kv_start| AttentionItem {
+            query_start,
+            num_queries: 1,
+            pages_start,
+            kv_start,
+            kv_len: 64,
+            partial: 0,
+        };
+        let max_queries = |items: &[AttentionItem]| {
+            let plan = AttentionPlan { items: items.to_vec(), ..AttentionPlan::default() };
+            let input = StepInput { attention: vec![plan], ..StepInput::default() };
+            Shape::exact(&input, 16).plans[0].max_queries
+        };
+        // Two decodes, the first split over its keys; two rows, the second seeing a split more.
+        assert_eq!(max_queries(&[item(0, 0, 0), item(0, 4, 64), item(1, 6, 0)]), 1);
+        assert_eq!(max_queries(&[item(0, 3, 0), item(1, 3, 0), item(1, 7, 64)]), 2);
     }
 }

@@ -278,9 +278,7 @@ impl Kernels {
                 }
                 if has_gated(&self.compiler.architecture) {
                     self.compiler.start(Unit::Gated { is_fp8 });
-                    if is_fp8 {
-                        self.compiler.start(Unit::Fp8Wide);
-                    }
+                    self.compiler.start(if is_fp8 { Unit::Fp8Wide } else { Unit::Bf16Wide });
                 }
             }
         }
@@ -349,6 +347,8 @@ impl Kernels {
             self.modules.push(module);
             if is_fp8 {
                 self.prepare_fp8_wide()?;
+            } else {
+                self.prepare_bf16_wide()?;
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use baton_backend::{
 use crate::backend::PARTIAL_LSE_SHARE;
 use crate::device::Device;
 use crate::gpu::{Function, Gpu};
-use crate::graphs::Shape;
+use crate::graphs::{MAX_CHECKED_ROWS, Shape};
 use crate::kernels::RESERVED_SHARED;
 use crate::params::{
     ActivateParams, Address, AttentionParams, EmbedParams, KeepParams, NormParams, ProductParams, RopeParams,
@@ -251,7 +251,7 @@ impl Run<'_> {
         let activation = activation_number(op.activation);
         let m = self.tokens();
         if let [part] = self.device.weights[op.weight.0 as usize].parts.as_slice()
-            && self.device.is_small(part, m)
+            && self.device.is_small(part, m, false)
             && width.is_multiple_of(part.unit_rows)
         {
             let params = ProductParams {
@@ -356,6 +356,8 @@ impl Run<'_> {
         if op.sinks.is_some() && tiled.is_some() && spec.head_dim > 128 {
             return Err(unsupported(format!("attention sinks with heads of {}", spec.head_dim)));
         }
+        // What a sequence writes before a query, at most, and where branches of guesses have pages of their own the rest of these.
+        let new_keys = if plan.max_queries > 1 { MAX_CHECKED_ROWS - 1 + (1 << kv.block_shift) } else { 0 };
         let width = op.num_heads * spec.head_dim;
         let slots = self.num_partials.get(op.plan).copied().unwrap_or(0) as usize;
         let partial_bytes = device.partials.bytes() / PARTIAL_LSE_SHARE * (PARTIAL_LSE_SHARE - 1);
@@ -383,7 +385,7 @@ impl Run<'_> {
             cache_type: kv.cache_type(),
             scale: op.scale,
             softcap: op.softcap.unwrap_or(0.0),
-            is_decode: u32::from(self.is_bucket && self.is_recording),
+            is_decode: if self.is_bucket && self.is_recording { 1 + new_keys } else { 0 },
             is_shared: 0,
         };
         let group = (op.num_heads / spec.num_kv_heads) as u32;

@@ -159,6 +159,8 @@ impl Properties {
                 // Two blocks of the decode kernel a multiprocessor; a block of the other one has 128 rows.
                 units: 2 * self.num_multiprocessors as usize,
                 rows: 128,
+                decode_rows: 16,
+                decode_bytes: 64 << 20,
                 sharing: Sharing {
                     // A tile of keys.
                     border: 64,

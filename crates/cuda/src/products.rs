@@ -46,9 +46,13 @@ fn padded_rows(m: usize) -> usize {
 }
 
 impl Device {
-    pub(crate) fn is_small(&self, part: &Part, m: usize) -> bool {
+    /// Whether our own kernels do this; `is_f32`: of logits, which are tiles enough for any library.
+    pub(crate) fn is_small(&self, part: &Part, m: usize, is_f32: bool) -> bool {
         m <= match part.layout {
-            BF16 if self.kernels.precision() == Precision::Fast => self.small_bf16_rows,
+            BF16 if self.kernels.precision() == Precision::Fast => {
+                let is_wide = !is_f32 && self.small_bf16_rows > 0 && self.has_wide(part, m);
+                if is_wide { m } else { self.small_bf16_rows }
+            }
             // Few tokens go to `skinny`.
             Layout::Plain(WeightFormat::F8_E4M3) => 0,
             Layout::Plain(_) => MAX_PLAIN_ROWS,
@@ -69,7 +73,7 @@ impl Run<'_> {
         for number in 0..num_parts {
             let part = &self.device.weights[product.weight.0 as usize].parts[number];
             let output = product.output + (part.first_row * element) as u64;
-            if self.device.is_small(part, product.m) {
+            if self.device.is_small(part, product.m, product.is_f32) {
                 self.small_product(product, number, output)?;
             } else {
                 all_small = false;
@@ -115,7 +119,7 @@ impl Run<'_> {
         let weight = &device.weights[product.weight.0 as usize];
         let part = &weight.parts[number];
         let bias = self.vector(product.bias);
-        let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m));
+        let all_small = weight.parts.iter().all(|part| device.is_small(part, product.m, product.is_f32));
         ProductParams {
             weight: part.memory.address(),
             unit_bytes: part.unit_bytes as u64,

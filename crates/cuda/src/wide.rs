@@ -1,7 +1,7 @@
-//! Products of 17 to 256 tokens where there is wgmma (`wide.cuh`): of packed weights, and of e4m3 with e4m3. How the work is
+//! Products of 9 to 256 tokens where there is wgmma (`wide.cuh`): of packed weights, of bf16, and of e4m3 with e4m3. How the work is
 //! divided between the blocks of a cluster is decided here; who multiplies what is decided in `products`.
 
-use baton_backend::BackendError;
+use baton_backend::{BackendError, WeightFormat};
 
 use crate::device::Device;
 use crate::gpu::{Element, Fetches, map_matrix, map_records};
@@ -10,9 +10,9 @@ use crate::params::{Address, ProductParams, WideProductParams};
 use crate::weights::Part;
 
 /// Tokens that the kernels take at once.
-pub(crate) const WIDE_TOKENS: [u32; 3] = [64, 128, 256];
-/// With fewer, those of tiles of 16 tokens are as fast.
-const MIN_TOKENS: usize = 17;
+pub(crate) const PACKED_TOKENS: [u32; 3] = [64, 128, 256];
+pub(crate) const FP8_TOKENS: [u32; 2] = [64, 128];
+pub(crate) const BF16_TOKENS: [u32; 3] = [16, 32, 48];
 
 /// Those that e4m3 weights have other kernels for, which take activations as they are, and threads of these.
 const FEW_TOKENS: u32 = 8;
@@ -23,6 +23,7 @@ const BLOCK_ROWS: usize = 128;
 const CHUNK_BYTES: usize = 128;
 const SPLITS: [usize; 5] = [1, 2, 3, 4, 6];
 const CONSUMERS: u32 = 256;
+const BF16: Layout = Layout::Plain(WeightFormat::BF16);
 /// What a block takes beside its products, in chunks of columns.
 const BLOCK_COST: usize = 6;
 
@@ -49,7 +50,13 @@ pub(crate) fn fp8_shared_bytes(tokens: u32) -> u32 {
     ring_bytes(stages, tokens * CHUNK_BYTES as u32 + (BLOCK_ROWS * CHUNK_BYTES) as u32)
 }
 
-/// Of its kernels of up to eight tokens: two rows of e4m3 for each, and their scales.
+/// Of `bf16_wide.cu`.
+pub(crate) fn bf16_shared_bytes(tokens: u32) -> u32 {
+    let stages = if tokens == 16 { 6 } else { 5 };
+    ring_bytes(stages, tokens * CHUNK_BYTES as u32 + (BLOCK_ROWS * CHUNK_BYTES) as u32)
+}
+
+/// Of the kernels of e4m3 of up to eight tokens: two rows of e4m3 for each, and their scales.
 pub(crate) fn few_shared_bytes() -> u32 {
     let stages = 6;
     ring_bytes(stages, 2 * FEW_TOKENS * CHUNK_BYTES as u32 + (BLOCK_ROWS * CHUNK_BYTES) as u32)
@@ -69,8 +76,11 @@ fn divide(tiles: usize, chunks: usize, at_once: usize) -> usize {
 impl Device {
     /// Whether a part of a weight has kernels for so many tokens here.
     pub(crate) fn has_wide(&self, part: &Part, m: usize) -> bool {
-        let most = self.kernels.wide(part.layout).map_or(0, |kernels| kernels.max_tokens() as usize);
-        (MIN_TOKENS..=most).contains(&m)
+        // Rows are copied from multiples of 16 bytes on, and two results are stored at a time.
+        let is_aligned = part.layout != BF16
+            || (part.rows.is_multiple_of(2) && (part.unit_bytes / part.unit_rows).is_multiple_of(16));
+        let kernels = self.kernels.wide(part.layout).filter(|_| is_aligned);
+        kernels.is_some_and(|kernels| kernels.find(m as u32).is_some())
     }
 
     /// Launches a product if it is one for these kernels: `params` as for those of fewer tokens, of e4m3 the scales of the input.
@@ -86,7 +96,7 @@ impl Device {
         let Some(kernels) = self.kernels.wide(part.layout).filter(|_| self.has_wide(part, m)) else {
             return Ok(false);
         };
-        let which = WIDE_TOKENS.iter().position(|tokens| params.m <= *tokens).expect("no more than the most");
+        let which = kernels.find(params.m).expect("looked at before");
         // Two results are stored at a time.
         let is_even = |count: u32| count.is_multiple_of(2);
         let is_whole = is_even(params.num_rows) && is_even(params.output_stride);
@@ -94,26 +104,28 @@ impl Device {
         let Some(function) = kernels.functions[which][usize::from(is_gated)].filter(|_| fits) else {
             return Ok(false);
         };
-        let tokens = WIDE_TOKENS[which];
+        let tokens = kernels.tokens[which];
         let (element, element_bytes) =
             if input_scales.is_some() { (Element::Fp8, 1) } else { (Element::Bf16, 2) };
         let chunks = (cols * element_bytes).div_ceil(CHUNK_BYTES);
         let tiles = (params.num_rows as usize).div_ceil(if is_gated { BLOCK_ROWS / 2 } else { BLOCK_ROWS });
         let num_multiprocessors = self.gpu.properties.num_multiprocessors as usize;
-        // Of the smallest kernels two blocks fit a multiprocessor.
-        let splits = divide(tiles, chunks, num_multiprocessors * if which == 0 { 2 } else { 1 });
+        // Of the kernels of few tokens two blocks fit a multiprocessor.
+        let is_few = tokens <= 64;
+        let splits = divide(tiles, chunks, num_multiprocessors * if is_few { 2 } else { 1 });
         let map =
             |address, rows, box_rows| map_matrix(address, rows, cols, box_rows, element, Fetches::Lines);
         let input = map(params.input, m, tokens)?;
+        let rows = if is_gated { BLOCK_ROWS / 2 } else { BLOCK_ROWS };
         let (weight, shared_bytes, is_small) = match part.layout {
             Layout::Packed { bits } => {
-                let rows = if is_gated { BLOCK_ROWS / 2 } else { BLOCK_ROWS };
                 let box_tiles = (rows / TILE_ROWS) as u32;
                 let tiles = part.rows.div_ceil(TILE_ROWS);
                 let record = record_bytes(bits);
                 let weight = map_records(params.weight, tiles, part.unit_bytes, record, box_tiles)?;
-                (weight, packed_shared_bytes(bits, tokens), tokens == WIDE_TOKENS[0])
+                (weight, packed_shared_bytes(bits, tokens), is_few)
             }
+            BF16 => (map(params.weight, part.rows, rows as u32)?, bf16_shared_bytes(tokens), true),
             Layout::Plain(_) => {
                 (map(params.weight, part.rows, BLOCK_ROWS as u32)?, fp8_shared_bytes(tokens), true)
             }
@@ -192,7 +204,7 @@ mod tests {
     #[test]
     fn rings_fit_a_multiprocessor_and_hold_the_sums() {
         for bits in [4, 5, 6, 8] {
-            for tokens in WIDE_TOKENS {
+            for tokens in PACKED_TOKENS {
                 let bytes = packed_shared_bytes(bits, tokens);
                 let blocks = if tokens == 64 { 2 } else { 1 };
                 assert!(
@@ -201,6 +213,10 @@ mod tests {
                 );
                 assert!(bytes > CONSUMERS * tokens / 8 * 16 + 2048, "{bits} {tokens}: {bytes}");
             }
+        }
+        for tokens in BF16_TOKENS {
+            assert!((bf16_shared_bytes(tokens) + 1024) * 2 <= 228 << 10);
+            assert!(bf16_shared_bytes(tokens) > CONSUMERS * tokens / 8 * 16 + 2048);
         }
         assert!((few_shared_bytes() + 128 + 1024) * 2 <= 228 << 10);
         assert!(fp8_shared_bytes(64) * 2 + 2048 <= 228 << 10 && fp8_shared_bytes(128) <= 227 << 10);

@@ -42,6 +42,9 @@ pub struct AttentionCut {
     block_size: usize,
     num_kv_heads: usize,
     max_queries_per_item: u32,
+    /// The same for the device's kernels for decodes, and the most keys that such items of runs of more queries read. 0: none.
+    decode_queries: u32,
+    max_decode_keys: u64,
     /// Pairs of an item and a kv head that the device works on at once; 0 never splits.
     units: usize,
     /// The same for shared spans.
@@ -59,7 +62,8 @@ impl AttentionCut {
     pub fn new(device: &DeviceInfo, heads: &AttentionHeads, options: &CutOptions) -> Self {
         let AttentionHeads { num_heads, num_kv_heads, head_dim, token_bytes } = *heads;
         let slot_bytes = num_heads * head_dim * size_of::<f32>();
-        let AttentionTuning { units, rows, sharing, partial_bytes } = device.attention;
+        let AttentionTuning { units, rows, decode_rows, decode_bytes, sharing, partial_bytes } =
+            device.attention;
         let max_partials = match partial_bytes {
             0 => u32::MAX,
             bytes => (bytes / slot_bytes.max(1)) as u32,
@@ -70,10 +74,14 @@ impl AttentionCut {
         let gains = sharing.head_dims.is_empty() || sharing.head_dims.contains(&head_dim);
         let border = if gains { sharing.border.next_multiple_of(options.block_size) as u32 } else { 0 };
         let keys = |bytes: usize| (bytes / token_bytes.max(1)) as u64;
+        let decode_queries = if gains { (decode_rows / group.max(1)) as u32 } else { 0 };
         Self {
             block_size: options.block_size,
             num_kv_heads,
             max_queries_per_item: if has_tiles { preferred } else { MAX_QUERIES_PER_ITEM },
+            // With single queries a step would look like one of decodes.
+            decode_queries: if decode_queries > 1 { decode_queries } else { 0 },
+            max_decode_keys: keys(decode_bytes),
             units,
             shared_units: sharing.units,
             relays: options.relays && !options.is_fixed,
@@ -143,7 +151,11 @@ impl AttentionCut {
             max_kv_per_item: 0,
             max_kv_per_shared_item: 0,
             max_split_queries: MAX_SPLIT_QUERIES,
-            max_queries_per_item: self.max_queries_per_item,
+            max_queries_per_item: if self.is_for_decodes(seqs, shared) {
+                self.decode_queries
+            } else {
+                self.max_queries_per_item
+            },
         };
         if self.units == 0 {
             return options;
@@ -158,5 +170,17 @@ impl AttentionCut {
             max_kv_per_shared_item: choose_shared_split(seqs, shared, &options, heads, units),
             ..options
         }
+    }
+
+    /// Whether short runs are better cut into items for the kernels of decodes: these start earlier, but read keys once for each item.
+    fn is_for_decodes(&self, seqs: &[SequenceQueries], shared: &SharedPrefixes) -> bool {
+        let has_such_kernels = self.decode_queries > 0 && !self.is_fixed && shared.spans().is_empty();
+        let keys = |seq: &SequenceQueries| {
+            let items = seq.num_queries.div_ceil(self.decode_queries);
+            u64::from(seq.first_position + seq.num_queries) * u64::from(items)
+        };
+        has_such_kernels
+            && seqs.iter().all(|seq| seq.num_queries <= MAX_SPLIT_QUERIES)
+            && seqs.iter().map(keys).sum::<u64>() <= self.max_decode_keys
     }
 }

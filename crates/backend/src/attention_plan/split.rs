@@ -35,11 +35,15 @@ pub fn choose_split(
             |(_, seq): &(usize, &SequenceQueries)| seq.num_queries <= options.max_split_queries.max(1);
         seqs.iter().enumerate().filter(is_split).map(|(number, seq)| {
             let end = seq.first_position + seq.num_queries;
-            end - own_start(seq, number, shared, options)
+            let most =
+                if options.max_queries_per_item == 0 { u32::MAX } else { options.max_queries_per_item };
+            (end - own_start(seq, number, shared, options), seq.num_queries.div_ceil(most))
         })
     };
-    let count = lengths().count();
-    let Some(longest) = lengths().max().filter(|_| count * num_kv_heads < ENOUGH_ROUNDS * units) else {
+    let count: usize = lengths().map(|(_, runs)| runs as usize).sum();
+    let Some(longest) =
+        lengths().map(|(length, _)| length).max().filter(|_| count * num_kv_heads < ENOUGH_ROUNDS * units)
+    else {
         return 0;
     };
     let cost = |items: u64, keys: u32| {
@@ -47,7 +51,7 @@ pub fn choose_split(
         let merge = if parts > 1 { parts.min(COSTLY_PARTS) * PART_COST } else { 0 };
         (items * num_kv_heads as u64).div_ceil(units as u64) * (u64::from(keys) + ITEM_COST) + merge
     };
-    let items = |keys: u32| lengths().map(|length| u64::from(length.div_ceil(keys))).sum();
+    let items = |keys: u32| lengths().map(|(length, runs)| u64::from(length.div_ceil(keys) * runs)).sum();
     cheapest(longest, options.block_size as u32, items, cost)
 }
 

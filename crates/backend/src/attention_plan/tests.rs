@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::{Backend, DeviceInfo};
 
 const SHARING: ShareOptions = ShareOptions {
     block_size: 64,
@@ -443,4 +444,38 @@ fn branches_see_what_they_depart_from_and_themselves() {
     assert_eq!(read(7), [&context[..], &[(10, 1), (11, 1)]].concat());
     let written: u32 = plan.items.iter().map(|item| item.num_queries).sum();
     assert_eq!(written, plan.num_partials, "every slot is written once");
+}
+
+/// Guesses that are checked are cut into items that kernels for decodes take, unless they read much or share something.
+#[test]
+fn checked_guesses_are_read_as_decodes_are() {
+    let heads = AttentionHeads { num_heads: 32, num_kv_heads: 8, head_dim: 128, token_bytes: 4096 };
+    let options = CutOptions { block_size: 64, relays: true, is_fixed: false };
+    let sharing = Sharing { border: 64, min_seqs: 2, ..Sharing::default() };
+    let tuning = AttentionTuning {
+        units: 264,
+        rows: 128,
+        decode_rows: 16,
+        decode_bytes: 64 << 20,
+        sharing,
+        partial_bytes: 0,
+    };
+    let device = DeviceInfo { attention: tuning, ..crate::ReferenceBackend::new().device() };
+    let queries = |shapes: &[(u32, u32)], options: CutOptions| {
+        let seqs = sequences(shapes, 64);
+        let pages: Vec<u32> =
+            (0..seqs.iter().map(|seq| (seq.first_position + seq.num_queries).div_ceil(64)).sum()).collect();
+        let (mut shared, mut plan) = (SharedPrefixes::default(), AttentionPlan::default());
+        AttentionCut::new(&device, &heads, &options).plan(&seqs, &[], &pages, None, &mut shared, &mut plan);
+        let limit = PlannerOptions { max_kv_per_item: 0, max_queries_per_item: 0, ..full(64) };
+        check_plan(&seqs, &pages, &limit, &plan);
+        plan.items.iter().map(|item| item.num_queries).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(queries(&[(1000, 5), (1000, 5)], options), BTreeSet::from([1, 4]));
+    assert_eq!(queries(&[(1000, 8), (1000, 1)], options), BTreeSet::from([1, 4]));
+    // A chunk of a prompt beside them, contexts of 64 MiB read twice, tokens that must not depend on others.
+    assert_eq!(queries(&[(1000, 5), (0, 60)], options), BTreeSet::from([5, 28, 32]));
+    assert_eq!(queries(&[(8187, 5)], options), BTreeSet::from([1, 4]));
+    assert_eq!(queries(&[(8200, 5)], options), BTreeSet::from([5]));
+    assert_eq!(queries(&[(1000, 5)], CutOptions { is_fixed: true, ..options }), BTreeSet::from([5]));
 }

@@ -8,6 +8,10 @@ pub struct AttentionTuning {
     pub units: usize,
     /// Query heads times queries of one kv head that it likes in an item; 0: any number.
     pub rows: usize,
+    /// How many of them its kernels for decodes take. Runs of a few more queries, such as guesses that are checked, are cut into such
+    /// items where these read at most `decode_bytes` of keys and values together. 0: it has no such kernels.
+    pub decode_rows: usize,
+    pub decode_bytes: usize,
     /// How it reads what several sequences have in common.
     pub sharing: Sharing,
     /// Memory for partial results; 0: as much as a step needs.

@@ -4,8 +4,8 @@ use super::{Built, Case, MAX_TOKENS, Rows, inputs, limits};
 use crate::testing::{Random, random_tensor};
 use crate::{
     Attention, Backend, BackendError, BranchQueries, Embed, KvDtype, KvLayerSpec, KvSpec, Norm, NormKind,
-    NormSpan, Op, PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SequenceQueries, ShareOptions,
-    SharedBytes, SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
+    NormSpan, Op, PlannerOptions, Program, Qkv, RopeSpec, RopeStyle, SampleRow, SequenceQueries,
+    ShareOptions, SharedBytes, SharedPrefixes, StepInput, Tensor, WeightFormat, WeightUse, plan_relay,
 };
 
 const HIDDEN: usize = 256;
@@ -116,6 +116,12 @@ fn kinds() -> Vec<Kind> {
             kinds.push(Kind { dtype: KvDtype::F32, ..normed });
             kinds.push(Kind { head_dim: 24, style: RopeStyle::Interleaved, ..normed });
         }
+    }
+    // Guesses in items of as many queries as kernels for decodes take.
+    for head_dim in [64, 128] {
+        kinds.push(Kind { head_dim, max_queries: 4, ..plain });
+        kinds.push(Kind { head_dim, max_queries: 4, split: 64, ..plain });
+        kinds.push(Kind { head_dim, max_queries: 4, dtype: KvDtype::F8E4M3, window: Some(90), ..plain });
     }
     kinds.extend(fp8_kinds(Kind { dtype: KvDtype::F8E4M3, ..plain }));
     kinds
@@ -301,7 +307,23 @@ fn steps(kind: &Kind) -> Vec<StepInput> {
         relayed,
         tree.collect(),
     ];
-    steps.iter().map(|runs| attention_step(kind, runs)).chain([tree_step(kind)]).collect()
+    let mut steps: Vec<_> = steps.iter().map(|runs| attention_step(kind, runs)).collect();
+    steps.push(tree_step(kind));
+    steps.extend((0..4).map(|number| checked_step(kind, number)));
+    steps
+}
+
+/// Steps of one shape in which every row gives a token, as a device may record them: guesses are checked and all are wrong, so that
+/// the next step has others in their places.
+fn checked_step(kind: &Kind, number: usize) -> StepInput {
+    let runs = [(0, 158, 5), (3, 262, 5), (1, 150, 4), (2, 70, 1)];
+    let mut input = attention_step(kind, &runs.map(|(seq, start, len)| (Way::of(seq), start + number, len)));
+    for token in &mut input.token_ids {
+        *token = (*token + 17 * number as u32) % MAX_TOKENS as u32;
+    }
+    input.logit_rows = (0..input.num_tokens() as u32).collect();
+    input.samples = input.logit_rows.iter().copied().map(SampleRow::greedy).collect();
+    input
 }
 
 fn name(kind: &Kind) -> String {

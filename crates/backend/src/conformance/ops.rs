@@ -25,6 +25,8 @@ pub(super) fn cases() -> Vec<Case> {
     }
     // More tiles than a device has groups of blocks; columns that do not split evenly.
     cases.push(linear(WeightFormat::BF16, 5000, 320));
+    // Columns that are no whole stages of any kernel, rows that are no whole tiles.
+    cases.push(linear(WeightFormat::BF16, 88, 1000));
     for activation in [Activation::GeluTanh, Activation::Gelu, Activation::Relu, Activation::ClampedSwiglu] {
         cases.push(gated(WeightFormat::BF16, activation, 136, WeightUse::Embedding));
         cases.push(gated(WeightFormat::F32, activation, 136, WeightUse::Embedding));
@@ -138,7 +140,7 @@ fn norm(name: &str, is_layer: bool) -> Case {
 
 fn linear(format: WeightFormat, rows: usize, cols: usize) -> Case {
     let name = format!("linear {format} {rows} x {cols} with norm, bias, residual");
-    Case::new(name, steps([1, 2, 3, 4, 5, 8, 9, 16, 24, 33, 64, 65, 150]), move |backend| {
+    Case::new(name, steps([1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 33, 48, 64, 65, 150]), move |backend| {
         let mut random = Random::new(5);
         let (embed, hidden) = source(backend, &limits(), cols, &mut random)?;
         let weight = random_tensor(format, rows, cols, 0.1, &mut random);

@@ -101,7 +101,8 @@ impl Backend for CudaBackend {
         // Without tensor cores a query costs the same whoever reads the keys.
         let is_fast = self.device.kernels.precision() == Precision::Fast;
         let sharing = if is_fast { info.attention.sharing } else { Sharing::default() };
-        let attention = AttentionTuning { partial_bytes, sharing, ..info.attention };
+        let decode_rows = if is_fast { info.attention.decode_rows } else { 0 };
+        let attention = AttentionTuning { partial_bytes, sharing, decode_rows, ..info.attention };
         DeviceInfo { activation_bytes: self.device.activation_bytes(), attention, ..info }
     }
 

@@ -13,7 +13,7 @@ struct AttentionParams {
     u32 plan, window;    // 0 is no window
     u32 num_heads, num_kv_heads, head_dim, block_shift, cache_type;
     float scale, softcap;
-    u32 is_decode;       // the step writes no key that another sequence reads
+    u32 is_decode;       // not 0: the step writes no key that another sequence reads; 1 more than the keys before a query that it may write
     u32 is_shared;       // the launch is for shared items, else for all others
 };
 

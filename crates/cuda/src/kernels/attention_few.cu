@@ -89,7 +89,8 @@ __device__ __forceinline__ void open_unit(const AttentionParams& p, const FewPla
         feed.offset = (seen.begin & ~15u) + plan.first_key;
         feed.end = seen.end;
         if (feed.offset >= feed.end) continue;
-        feed.old_end = item.num_queries == 1 ? plan.positions[item.query_start] - item.kv_start : 0;
+        u32 new_start = item.kv_start + p.is_decode - 1, position = plan.positions[item.query_start];
+        feed.old_end = position > new_start ? position - new_start : 0;
         feed.kv_head = feed.unit % p.num_kv_heads;
         feed.pages = plan.pages + item.pages_start;
         find_pages(p, feed);

@@ -6,19 +6,31 @@ use super::{Kernels, Module, PACKED_TILES, ProductKernel, ProductKernels, allow_
 use crate::compile::{Unit, has_gated};
 use crate::gpu::Function;
 use crate::layout::{Layout, TILE_ROWS, record_bytes};
-use crate::wide::{WIDE_TOKENS, few_shared_bytes, fp8_shared_bytes, packed_shared_bytes};
+use crate::wide::{
+    BF16_TOKENS, FP8_TOKENS, PACKED_TOKENS, bf16_shared_bytes, few_shared_bytes, fp8_shared_bytes,
+    packed_shared_bytes,
+};
 
-/// Those of `packed_wide.cu` or `fp8_wide.cu` for the first of [`WIDE_TOKENS`]: plain, and gated where there is one.
+/// With fewer tokens, the kernels of tiles of 16 tokens are as fast; of bf16, the skinny ones.
+const MIN_QUANTISED_TOKENS: u32 = 17;
+const MIN_BF16_TOKENS: u32 = 9;
+
+/// Those of `packed_wide.cu`, `fp8_wide.cu` or `bf16_wide.cu`.
 #[derive(Clone, Debug)]
 pub(crate) struct WideKernels {
+    /// Tokens that each takes, and the fewest.
+    pub(crate) tokens: &'static [u32],
+    pub(crate) min_tokens: u32,
+    /// Plain, and gated where there is one.
     pub(crate) functions: Vec<[Option<Function>; 2]>,
     /// Of e4m3, those of up to eight tokens, without and with a norm before: plain, and gated.
     pub(crate) few: Option<[[Function; 2]; 2]>,
 }
 
 impl WideKernels {
-    pub(crate) fn max_tokens(&self) -> u32 {
-        WIDE_TOKENS[self.functions.len() - 1]
+    /// The first kernel that takes so many tokens.
+    pub(crate) fn find(&self, m: u32) -> Option<usize> {
+        self.tokens.iter().position(|tokens| (self.min_tokens..=*tokens).contains(&m))
     }
 }
 
@@ -49,8 +61,14 @@ impl Kernels {
                     [wide_kernel(&plain, tokens, shared_bytes)?, wide_kernel(&gated, tokens, shared_bytes)?];
                 Ok(both.map(Some))
             };
-            let functions = WIDE_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
-            self.wide.insert(layout, WideKernels { functions, few: None });
+            let functions = PACKED_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
+            let kernels = WideKernels {
+                tokens: &PACKED_TOKENS,
+                min_tokens: MIN_QUANTISED_TOKENS,
+                functions,
+                few: None,
+            };
+            self.wide.insert(layout, kernels);
             self.modules.extend([plain, gated]);
         }
         Ok(())
@@ -60,7 +78,7 @@ impl Kernels {
     pub(super) fn prepare_fp8_wide(&mut self) -> Result<(), BackendError> {
         let module = self.compiler.load(Unit::Fp8Wide)?;
         let find = |tokens: u32| Ok([Some(wide_kernel(&module, tokens, fp8_shared_bytes(tokens))?), None]);
-        let functions = WIDE_TOKENS[..2].iter().map(|tokens| find(*tokens));
+        let functions = FP8_TOKENS.into_iter().map(find);
         let functions = functions.collect::<Result<_, BackendError>>()?;
         let few = |name: &str| {
             let function = module.function(name)?;
@@ -71,7 +89,26 @@ impl Kernels {
             [few("few_linear")?, few("few_gated")?],
             [few("few_normed_linear")?, few("few_normed_gated")?],
         ]);
-        self.wide.insert(Layout::Plain(WeightFormat::F8_E4M3), WideKernels { functions, few });
+        let kernels = WideKernels { tokens: &FP8_TOKENS, min_tokens: MIN_QUANTISED_TOKENS, functions, few };
+        self.wide.insert(Layout::Plain(WeightFormat::F8_E4M3), kernels);
+        self.modules.push(module);
+        Ok(())
+    }
+
+    /// With the first weight of bf16.
+    pub(super) fn prepare_bf16_wide(&mut self) -> Result<(), BackendError> {
+        let module = self.compiler.load(Unit::Bf16Wide)?;
+        let find = |tokens: u32| {
+            let kernel = |name: String| {
+                let function = module.function(&name)?;
+                allow_shared(function, bf16_shared_bytes(tokens))?;
+                Ok::<_, BackendError>(Some(function))
+            };
+            Ok([kernel(format!("wide_{tokens}"))?, kernel(format!("gated_wide_{tokens}"))?])
+        };
+        let functions = BF16_TOKENS.into_iter().map(find).collect::<Result<_, BackendError>>()?;
+        let kernels = WideKernels { tokens: &BF16_TOKENS, min_tokens: MIN_BF16_TOKENS, functions, few: None };
+        self.wide.insert(Layout::Plain(WeightFormat::BF16), kernels);
         self.modules.push(module);
         Ok(())
     }
