@@ -93,13 +93,16 @@ pub struct SuperSums {
 const _: () = assert!(size_of::<SuperSums>() == 64);
 
 /// Bytes of a line: the quants of 64 columns of a token, which are one row of a tile.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
 pub const SUPER_LINE: usize = 64;
 /// Lines of a super-block.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
 pub const SUPER_LINES: usize = SUPER_BLOCK / SUPER_LINE;
 
 /// Where rows that were quantised in super-blocks lie, in the order in which tiles are loaded: quants
 /// `[super-blocks][tiles][4 lines][16 tokens][64]`, then [`SuperSums`] `[super-blocks][tiles][16 tokens]`. A single row has no
 /// neighbours: there the 16 is a one.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
 #[derive(Clone, Copy, Debug)]
 pub struct SuperPlaces {
     num_supers: usize,
@@ -107,6 +110,7 @@ pub struct SuperPlaces {
     tile_rows: usize,
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
 impl SuperPlaces {
     /// `num_tiles` of tokens, zero for a single row.
     pub fn new(cols: usize, num_tiles: usize) -> Self {

@@ -92,6 +92,7 @@ pub struct SplitKernels {
 
 /// Products of k-quants with rows quantised in super-blocks: see `kernels::supers`.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
 pub struct SuperKernels {
     /// `(x, len, out, row, tiles)`.
     pub quantize_row: unsafe fn(*const f32, usize, *mut u8, usize, usize),
