@@ -245,11 +245,12 @@ impl Backend for CpuBackend {
 
     fn load_weight(&mut self, parts: &[Tensor], usage: WeightUse) -> Result<WeightId, BackendError> {
         let shape = WeightShape::new(parts, usage)?;
-        let weight = Weight::load(parts, usage, self.kernels.split.is_some(), self.precision, &self.pool)?;
-        let mut matrices = weight.packed.iter().chain(&weight.experts).peekable();
-        if matrices.peek().is_some() {
-            let has_floats = matrices.any(|matrix| matrix.has_floats);
-            self.scratch.add_weight(weight.cols, has_floats)?;
+        let weight = Weight::load(parts, usage, self.kernels.forms(), self.precision, &self.pool)?;
+        let matrices = weight.packed.iter().chain(&weight.experts);
+        if matrices.clone().next().is_some() {
+            let has_floats = matrices.clone().any(|matrix| matrix.has_floats);
+            let has_supers = matrices.clone().any(|matrix| matrix.has_supers);
+            self.scratch.add_weight(weight.cols, has_floats, has_supers)?;
         }
         self.weights.push(weight);
         Ok(self.handles.add_weight(shape))

@@ -7,7 +7,7 @@ use baton_backend::{BackendError, Handles, Op, Program};
 
 use crate::buffers::{Buffer, Matrix};
 use crate::memory::AlignedBytes;
-use crate::quantize::{ActivationBlock, LANES};
+use crate::quantize::{ActivationBlock, LANES, SuperPlaces};
 use crate::weights::Weight;
 use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
 
@@ -44,6 +44,7 @@ pub struct ExpertScratch {
     /// Activations for float weights and for quantised ones, `[padded rows, cols]`.
     pub floats: Buffer,
     blocks: AlignedBytes,
+    supers: AlignedBytes,
 }
 
 impl ExpertScratch {
@@ -60,11 +61,17 @@ impl ExpertScratch {
             products: empty()?,
             floats: empty()?,
             blocks: AlignedBytes::zeroed(0, "scratch")?,
+            supers: AlignedBytes::zeroed(0, "scratch")?,
         })
     }
 
     pub fn blocks(&self) -> *mut ActivationBlock {
         self.blocks.as_mut_ptr().cast()
+    }
+
+    /// Rows of k-quants in super-blocks.
+    pub fn supers(&self) -> *mut u8 {
+        self.supers.as_mut_ptr()
     }
 
     /// Room for the largest step of a program.
@@ -103,6 +110,11 @@ impl ExpertScratch {
             let has_quants = weight.experts.iter().any(|expert| expert.has_quants);
             if has_quants && bytes > self.blocks.len() {
                 self.blocks = AlignedBytes::zeroed(bytes, what)?;
+            }
+            let has_supers = weight.experts.iter().any(|expert| expert.has_supers);
+            let bytes = SuperPlaces::bytes(padded, weight.cols).ok_or_else(too_large)?;
+            if has_supers && bytes > self.supers.len() {
+                self.supers = AlignedBytes::zeroed(bytes, what)?;
             }
             if is_linear {
                 let height = weight.rows / weight.experts.len().max(1);

@@ -27,7 +27,7 @@ pub enum Isa {
     Avx512Bf16,
     /// VNNI with AMX tiles for bf16 weights.
     AmxBf16,
-    /// The same with tiles for quantised weights as well, which gives the results of VNNI to the last bit.
+    /// The same with tiles for k-quants as well, whose activations are then quantised in super-blocks.
     Amx,
 }
 
@@ -87,11 +87,9 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The richest path of this processor that is taken unasked. Tiles of bytes are not: with a scale for every 32 columns they
-    /// were slower than VNNI.
+    /// The richest path of this processor.
     pub fn best() -> Self {
-        let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
-        Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
     /// What was asked for, else the environment's choice, else the best. An unavailable path is an error.

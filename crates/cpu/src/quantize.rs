@@ -3,6 +3,11 @@
 //! A block is one cache line. The blocks of up to [`LANES`] tokens are interleaved, so that a kernel which works on
 //! several tokens walks through memory with one pointer: `[tokens / lanes][blocks][lanes]`, where `lanes` is the number
 //! of tokens if that is smaller than [`LANES`].
+//!
+//! Where k-quants are multiplied in tiles (`kernels::supers`), their rows are int8 with one scale per super-block of 256
+//! instead; [`SuperPlaces`] says where they lie.
+
+use crate::weights::formats::{SPLIT_TOKENS, SUPER_BLOCK};
 
 /// Tokens that are interleaved.
 pub const LANES: usize = 8;
@@ -70,4 +75,73 @@ pub fn first_block(token: usize, lanes: usize, blocks_per_row: usize) -> usize {
 /// Blocks that a batch takes.
 pub fn num_blocks(num_tokens: usize, blocks_per_row: usize) -> Option<usize> {
     num_tokens.div_ceil(LANES).checked_mul(LANES)?.checked_mul(blocks_per_row)
+}
+
+/// What belongs to a super-block of one token beside its quants: `x ≈ d · quants`.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct SuperSums {
+    /// `amax / 127`.
+    pub d: f32,
+    pub unused: [u32; 3],
+    /// Sums of 32 quants each.
+    pub sums: [i16; SUPER_BLOCK / 32],
+    /// Sums of 16 quants each.
+    pub halves: [i16; SUPER_BLOCK / 16],
+}
+
+const _: () = assert!(size_of::<SuperSums>() == 64);
+
+/// Bytes of a line: the quants of 64 columns of a token, which are one row of a tile.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
+pub const SUPER_LINE: usize = 64;
+/// Lines of a super-block.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
+pub const SUPER_LINES: usize = SUPER_BLOCK / SUPER_LINE;
+
+/// Where rows that were quantised in super-blocks lie, in the order in which tiles are loaded: quants
+/// `[super-blocks][tiles][4 lines][16 tokens][64]`, then [`SuperSums`] `[super-blocks][tiles][16 tokens]`. A single row has no
+/// neighbours: there the 16 is a one.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct SuperPlaces {
+    num_supers: usize,
+    num_tiles: usize,
+    tile_rows: usize,
+}
+
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have no tiles.
+impl SuperPlaces {
+    /// `num_tiles` of tokens, zero for a single row.
+    pub fn new(cols: usize, num_tiles: usize) -> Self {
+        let tile_rows = if num_tiles == 0 { 1 } else { SPLIT_TOKENS };
+        Self { num_supers: cols / SUPER_BLOCK, num_tiles: num_tiles.max(1), tile_rows }
+    }
+
+    /// Bytes that `num_rows` padded rows take.
+    pub fn bytes(num_rows: usize, cols: usize) -> Option<usize> {
+        (cols / SUPER_BLOCK).checked_mul(num_rows)?.checked_mul(SUPER_BLOCK + size_of::<SuperSums>())
+    }
+
+    pub fn num_supers(self) -> usize {
+        self.num_supers
+    }
+
+    /// From a line of a row to its next one, in bytes.
+    pub fn line_stride(self) -> usize {
+        self.tile_rows * SUPER_LINE
+    }
+
+    /// The first line of a row's super-block, in bytes from the start.
+    pub fn quants(self, row: usize, super_block: usize) -> usize {
+        let tile = super_block * self.num_tiles + row / SPLIT_TOKENS;
+        tile * SUPER_LINES * self.line_stride() + row % SPLIT_TOKENS * SUPER_LINE
+    }
+
+    /// The [`SuperSums`] of a row's super-block, in bytes from the start.
+    pub fn sums(self, row: usize, super_block: usize) -> usize {
+        let tile = super_block * self.num_tiles + row / SPLIT_TOKENS;
+        let before = self.num_supers * self.num_tiles * SUPER_LINES * self.line_stride();
+        before + (tile * self.tile_rows + row % SPLIT_TOKENS) * size_of::<SuperSums>()
+    }
 }

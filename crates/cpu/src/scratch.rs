@@ -10,7 +10,7 @@ use crate::buffers::Buffer;
 use crate::expert_scratch::ExpertScratch;
 use crate::kernels::attention::{AttentionScratch, Chain, UNIT_ROWS};
 use crate::memory::AlignedBytes;
-use crate::quantize::{self, ActivationBlock};
+use crate::quantize::{self, ActivationBlock, SuperPlaces};
 use crate::units::Units;
 use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
 
@@ -93,6 +93,9 @@ pub struct Scratch {
     blocks: AlignedBytes,
     /// Those of a single token, a row for each worker.
     private_blocks: AlignedBytes, // [threads, cols / 32]
+    /// The same for k-quants in super-blocks, and those of a single token.
+    supers: AlignedBytes,
+    private_supers: AlignedBytes, // [threads, cols]
     /// Activations for float weights, `[rows, cols]`.
     pub floats: Buffer,
     /// One normalised row per worker.
@@ -113,9 +116,10 @@ pub struct Scratch {
     pub experts: ExpertScratch,
     pub samplers: Vec<Sampler>,
     pub draws: Vec<Option<Draw>>,
-    /// Columns of the widest weight, of any kind and of the float ones.
+    /// Columns of the widest weight, of any kind, of the float ones and of those with super-blocks.
     max_cols: usize,
     max_float_cols: usize,
+    max_super_cols: usize,
     max_rows: usize,
 }
 
@@ -125,6 +129,8 @@ impl Scratch {
         Ok(Self {
             blocks: AlignedBytes::zeroed(0, "scratch")?,
             private_blocks: AlignedBytes::zeroed(0, "scratch")?,
+            supers: AlignedBytes::zeroed(0, "scratch")?,
+            private_supers: AlignedBytes::zeroed(0, "scratch")?,
             floats: empty()?,
             rows: empty()?,
             ordered: empty()?,
@@ -141,6 +147,7 @@ impl Scratch {
             draws: Vec::new(),
             max_cols: 0,
             max_float_cols: 0,
+            max_super_cols: 0,
             max_rows: 0,
         })
     }
@@ -157,10 +164,18 @@ impl Scratch {
     }
 
     /// Room for the activations of a weight.
-    pub fn add_weight(&mut self, cols: usize, has_floats: bool) -> Result<(), BackendError> {
+    pub fn add_weight(
+        &mut self,
+        cols: usize,
+        has_floats: bool,
+        has_supers: bool,
+    ) -> Result<(), BackendError> {
         self.max_cols = self.max_cols.max(cols);
         if has_floats {
             self.max_float_cols = self.max_float_cols.max(cols);
+        }
+        if has_supers {
+            self.max_super_cols = self.max_super_cols.max(cols);
         }
         self.resize()
     }
@@ -177,6 +192,15 @@ impl Scratch {
         let rows = self.max_rows.checked_next_multiple_of(SPLIT_TOKENS);
         let floats = rows.and_then(|rows| rows.checked_mul(self.max_float_cols)).ok_or_else(too_large)?;
         self.floats.reserve(floats, what)?;
+        let supers = rows.and_then(|rows| SuperPlaces::bytes(rows, self.max_super_cols));
+        let supers = supers.ok_or_else(too_large)?;
+        if supers > self.supers.len() {
+            self.supers = AlignedBytes::zeroed(supers, what)?;
+        }
+        let supers = SuperPlaces::bytes(self.samplers.len(), self.max_super_cols).ok_or_else(too_large)?;
+        if supers > self.private_supers.len() {
+            self.private_supers = AlignedBytes::zeroed(supers, what)?;
+        }
         if self.max_cols > self.rows.matrix().cols {
             let cols = self.max_cols.next_multiple_of(BLOCK);
             self.rows = Buffer::new(self.samplers.len(), cols, what)?;
@@ -195,6 +219,19 @@ impl Scratch {
     /// The blocks of a single token, as many for each worker as [`Self::rows`] has columns for.
     pub fn private_blocks(&self) -> *mut ActivationBlock {
         self.private_blocks.as_mut_ptr().cast()
+    }
+
+    pub fn supers(&self) -> *mut u8 {
+        self.supers.as_mut_ptr()
+    }
+
+    /// The super-blocks of a single token for a worker.
+    pub fn private_supers(&self, worker: usize) -> *mut u8 {
+        debug_assert!(worker < self.samplers.len());
+        // SAFETY: there is room for a row of the widest weight for each worker.
+        unsafe {
+            self.private_supers.as_mut_ptr().add(self.private_supers.len() / self.samplers.len() * worker)
+        }
     }
 
     /// Room for attention units of `group` heads; grows only for a group larger than any before.

@@ -136,6 +136,11 @@ impl Case {
 
     /// On a fresh device that computes with this precision.
     pub fn run(&self, device: &mut dyn Backend, precision: Precision) -> Outcome {
+        self.run_allowing(1.0, device, precision)
+    }
+
+    /// The same where results may be off by so many times as much, because the device rounds more coarsely.
+    pub fn run_allowing(&self, times: f32, device: &mut dyn Backend, precision: Precision) -> Outcome {
         let outcome = match &self.check {
             Check::Own(check) => check(device),
             Check::Reference { twin, expected, factor, rounds } => {
@@ -146,7 +151,7 @@ impl Case {
                     Err(error) => Ok(Outcome::Failed { detail: format!("on the reference: {error}") }),
                     Ok(expected) => {
                         let precision = if *rounds { Precision::Fast } else { precision };
-                        let allowed = factor * tolerance(precision);
+                        let allowed = times * factor * tolerance(precision);
                         twin.run(device).map(|got| compare(expected, &got, allowed))
                     }
                 }

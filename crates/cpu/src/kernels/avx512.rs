@@ -4,7 +4,6 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::amx::int8;
 use super::simd::Simd;
 use crate::quantize::{ActivationBlock, START_BITS, START_SHIFT};
 
@@ -43,21 +42,15 @@ unsafe fn load_splat(from: *const i32) -> __m512i {
 
 /// `VNNI` chooses the 8-bit dot products.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512<const VNNI: bool, const AMX: bool = false>;
+pub struct Avx512<const VNNI: bool>;
 
-impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
     const TILE: usize = 8;
     // With VNNI loads are the scarce thing: three panels share each broadcast, four tokens each line of weights.
-    const QUANT_TILE: (usize, usize) = if AMX {
-        (2, int8::TOKENS)
-    } else if VNNI {
-        (3, 4)
-    } else {
-        (1, 8)
-    };
+    const QUANT_TILE: (usize, usize) = if VNNI { (3, 4) } else { (1, 8) };
     const BIASED: bool = VNNI;
     const WIDE: bool = true;
 
@@ -375,42 +368,6 @@ impl<const VNNI: bool, const AMX: bool> Simd for Avx512<VNNI, AMX> {
             for t in 0..T {
                 sums[t][r] = Self::dot::<BITS>(sums[t][r], lines, activations.add(t * token_stride));
             }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_block<const BITS: u32, const R: usize, const T: usize>(
-        sums: &mut [[Self::I; R]; T],
-        weights: *const u8,
-        panel_stride: usize,
-        activations: *const i8,
-        token_stride: usize,
-    ) {
-        if AMX && T == int8::TOKENS && R <= int8::PANELS {
-            let mut products = int8::Sums::new();
-            int8::dot_block::<R>(&mut products, weights, panel_stride, activations, token_stride);
-            for t in 0..T {
-                for r in 0..R {
-                    sums[t][r] = _mm512_add_epi32(sums[t][r], _mm512_load_si512(products.at(r, t).cast()));
-                }
-            }
-            return;
-        }
-        Self::dot_tile::<BITS, R, T>(sums, weights, panel_stride, activations, token_stride);
-        let (weights, activations) = (weights.add(256), activations.add(16));
-        Self::dot_tile::<BITS, R, T>(sums, weights, panel_stride, activations, token_stride);
-    }
-
-    #[inline(always)]
-    unsafe fn begin_blocks() {
-        if AMX {
-            int8::begin();
-        }
-    }
-    #[inline(always)]
-    unsafe fn end_blocks() {
-        if AMX {
-            int8::end();
         }
     }
 }

@@ -44,6 +44,12 @@ pub struct PanelArgs {
     /// Tiles of tokens that `floats` has where rows are split, zero for a single row: see `kernels::amx::bf16`.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others do not split.
     pub split_tiles: usize,
+    /// Rows quantised in super-blocks, and how many tiles of tokens they have, zero for a single row: see
+    /// [`SuperPlaces`](crate::quantize::SuperPlaces). For k-quants, where there are tiles for them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
+    pub supers: *const u8,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub super_tiles: usize,
     /// Floats between the results of two panels.
     pub out_stride: usize,
     /// Where the first result of the first of all tokens will go in the end, and the bytes from there to the next token's:
@@ -226,7 +232,7 @@ const AHEAD: usize = 2048;
 /// Asks for a block that lies [`AHEAD`] of this one, `left` bytes of whose panel are still to come, this one included. What
 /// would lie behind the panel is looked for in the panel that this pass goes on with, `next` panels away.
 #[inline(always)]
-unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, left: usize, next: usize) {
+pub(super) unsafe fn prefetch<S: Simd, Q: Quant>(quants: *const u8, left: usize, next: usize) {
     let ahead = quants.wrapping_add(if left > AHEAD { AHEAD } else { AHEAD + next });
     for line in 0..Q::PLANES.bytes() / 64 {
         S::prefetch(ahead.wrapping_add(line * 64));

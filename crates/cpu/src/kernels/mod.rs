@@ -26,7 +26,9 @@ pub mod rows;
 pub mod segments;
 mod simd;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod supers;
 mod table;
 mod tile;
 
-pub use table::{Kernels, SplitKernels};
+pub use table::{Kernels, SplitKernels, SuperKernels};

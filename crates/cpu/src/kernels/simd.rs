@@ -174,10 +174,4 @@ pub trait Simd: Copy + 'static {
             Self::dot_tile::<BITS, R, T>(sums, weights, panel_stride, activations, token_stride);
         }
     }
-
-    /// Around all calls of `dot_block` of a product, on the same thread.
-    #[inline(always)]
-    unsafe fn begin_blocks() {}
-    #[inline(always)]
-    unsafe fn end_blocks() {}
 }

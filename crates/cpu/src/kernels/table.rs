@@ -15,6 +15,7 @@ use super::peak::{PeakKernel, ReadKernel};
 use super::rows::{Epilogue, NormArgs, Spread};
 use crate::isa::Isa;
 use crate::quantize::ActivationBlock;
+use crate::weights::Forms;
 
 /// [`sample_row`].
 pub type SampleKernel =
@@ -51,6 +52,8 @@ pub struct Kernels {
     pub peak_read: ReadKernel,
     /// Where bf16 weights are multiplied in tiles.
     pub split: Option<SplitKernels>,
+    /// Where k-quants are added up in super-blocks.
+    pub supers: Option<SuperKernels>,
     /// `(x, len, quants, spread, scale)`.
     pub write_int8: unsafe fn(*const f32, usize, *mut i8, Spread, *mut f32),
     pub sample: SampleKernel,
@@ -87,6 +90,28 @@ pub struct SplitKernels {
     pub peak: PeakKernel,
 }
 
+/// Products of k-quants with rows quantised in super-blocks: see `kernels::supers`.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Others have none.
+pub struct SuperKernels {
+    /// `(x, len, out, row, tiles)`.
+    pub quantize_row: unsafe fn(*const f32, usize, *mut u8, usize, usize),
+    q4_k: PanelKernel,
+    q5_k: PanelKernel,
+    q6_k: PanelKernel,
+}
+
+impl SuperKernels {
+    fn panel(&self, format: WeightFormat) -> Option<PanelKernel> {
+        match format {
+            WeightFormat::Q4_K => Some(self.q4_k),
+            WeightFormat::Q5_K => Some(self.q5_k),
+            WeightFormat::Q6_K => Some(self.q6_k),
+            _ => None,
+        }
+    }
+}
+
 impl Kernels {
     /// The kernels of `isa`, which the processor must have.
     pub fn new(isa: Isa) -> Self {
@@ -109,8 +134,19 @@ impl Kernels {
         }
     }
 
+    /// Those of AMX for k-quants on a processor that has VNNI: for tests.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub fn with_emulated_tiles() -> Option<Self> {
+        Isa::Avx512Vnni.is_available().then_some(amx_table::EMULATED)
+    }
+
     pub fn panel(&self, format: WeightFormat) -> PanelKernel {
-        self.panels[format as usize]
+        self.supers.and_then(|supers| supers.panel(format)).unwrap_or(self.panels[format as usize])
+    }
+
+    /// How weights are to be packed, and their rows made ready.
+    pub fn forms(&self) -> Forms {
+        Forms { splits: self.split.is_some(), supers: self.supers.is_some() }
     }
 
     /// Attention over a cache of `dtype`, in pairs or not.
@@ -307,6 +343,7 @@ macro_rules! table {
                 peak_fma,
                 peak_read,
                 split: None,
+                supers: None,
             };
         }
     };
@@ -338,55 +375,16 @@ const BF16_KERNELS: Kernels = Kernels {
     ..avx512_vnni_table::KERNELS
 };
 
-/// AMX differs from VNNI in the products of float weights and, on request, of whole blocks with many tokens.
+/// AMX differs from VNNI in the products of bf16 weights and of k-quants.
 #[cfg(target_arch = "x86_64")]
 mod amx_table {
     #![allow(unsafe_op_in_unsafe_fn)]
-    use super::super::amx::{self, bf16};
-    use super::super::avx512::Avx512;
-    use super::super::gemm::{PanelArgs, TILED_TOKENS};
-    use super::super::tile::{self, Class, TileArgs, TileKernel};
+    use super::super::amx::{self, bf16, int8};
+    use super::super::gemm::PanelArgs;
+    use super::super::supers::{self, TileUnit};
     use super::avx512_vnni_table::KERNELS as VNNI;
-    use super::{Kernels, SplitKernels, WeightFormat};
-    use crate::weights::formats::{self, Quant};
-
-    type Amx = Avx512<true, true>;
-
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quant_panels<Q: Quant, const FORMAT: usize>(
-        args: &PanelArgs,
-        first: usize,
-        count: usize,
-        out: *mut f32,
-    ) {
-        if count < TILED_TOKENS {
-            return VNNI.panels[FORMAT](args, first, count, out);
-        }
-        tile::quant_panels::<Amx, Q>(args, first, count, out, tile_kernel(Class::of::<Q>()));
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn multiply_tile<const MINS: bool, const BITS: u32>(args: &TileArgs) {
-        tile::multiply::<Amx, 1, MINS, BITS>(args);
-    }
-
-    const fn tile_kernel(class: Class) -> TileKernel {
-        match class {
-            Class::WithMin => multiply_tile::<true, 5>,
-            Class::Plain5 => multiply_tile::<false, 5>,
-            Class::Plain8 => multiply_tile::<false, 8>,
-            Class::HalvesWithMin | Class::Halves5 | Class::Halves7 => {
-                panic!("formats with a scale for each half block are left to VNNI")
-            }
-        }
-    }
-
-    macro_rules! replace {
-        ($panels:ident, $($format:ident => $quant:ident),*) => {
-            $($panels[WeightFormat::$format as usize] =
-                quant_panels::<formats::$quant, { WeightFormat::$format as usize }>;)*
-        };
-    }
+    use super::{Kernels, SplitKernels, SuperKernels};
+    use crate::weights::formats::{Q4K, Q5K, Q6K, Quant};
 
     /// Tiles for float weights alone.
     pub const FLOATS: Kernels = Kernels {
@@ -400,14 +398,30 @@ mod amx_table {
         ..VNNI
     };
 
-    /// Tiles for bytes as well.
-    pub const ALL: Kernels = {
-        let mut panels = FLOATS.panels;
-        replace!(
-            panels,
-            Q4_0 => Q4_0, Q4_1 => Q4_1, Q5_0 => Q5_0, Q5_1 => Q5_1, Q8_0 => Q8_0, Q4_K => Q4K, Q5_K => Q5K,
-            IQ4_NL => Iq4Nl, IQ4_XS => Iq4Xs, IQ3_S => Iq3S, IQ3_XXS => Iq3Xxs, IQ2_XXS => Iq2Xxs, IQ1_S => Iq1S
-        );
-        Kernels { panels, peak_dot: amx::peak_dot, ..FLOATS }
-    };
+    /// Tiles for k-quants as well.
+    pub const ALL: Kernels =
+        Kernels { supers: Some(super_kernels::<int8::Tiles>()), peak_dot: amx::peak_dot, ..FLOATS };
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn super_panels<U: TileUnit, Q: Quant>(
+        args: &PanelArgs,
+        first: usize,
+        count: usize,
+        out: *mut f32,
+    ) {
+        supers::panels::<U, Q>(args, first, count, out);
+    }
+
+    const fn super_kernels<U: TileUnit>() -> SuperKernels {
+        SuperKernels {
+            quantize_row: supers::quantize_row,
+            q4_k: super_panels::<U, Q4K>,
+            q5_k: super_panels::<U, Q5K>,
+            q6_k: super_panels::<U, Q6K>,
+        }
+    }
+
+    /// The kernels for k-quants of a processor with VNNI, tiles being emulated.
+    #[cfg(test)]
+    pub const EMULATED: Kernels = Kernels { supers: Some(super_kernels::<supers::Emulated>()), ..VNNI };
 }

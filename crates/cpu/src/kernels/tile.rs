@@ -39,26 +39,26 @@ const fn scale_floats<S: Simd>(halves: usize, mins: bool) -> usize {
 
 /// Memory that will be wanted after this product: it is asked for while the product keeps the processor busy.
 #[derive(Clone, Copy, Debug)]
-struct Ahead {
+pub(super) struct Ahead {
     from: *const u8,
     bytes: usize,
 }
 
 impl Ahead {
     /// The part of a walk over `whole` bytes of the next panels that belongs to `section` of `sections`.
-    fn new(from: *const u8, whole: usize, section: usize, sections: usize) -> Self {
+    pub fn new(from: *const u8, whole: usize, section: usize, sections: usize) -> Self {
         let (start, end) = (whole * section / sections, whole * (section + 1) / sections);
         Self { from: from.wrapping_add(start), bytes: end - start }
     }
 
     /// Whole lines for each of `steps` steps.
-    fn share(&self, steps: usize) -> usize {
+    pub fn share(&self, steps: usize) -> usize {
         self.bytes.div_ceil(steps.max(1)).next_multiple_of(64)
     }
 
     /// Asks for one step's share and goes on behind it.
     #[inline(always)]
-    unsafe fn ask<S: Simd>(&mut self, share: usize) {
+    pub unsafe fn ask<S: Simd>(&mut self, share: usize) {
         let share = share.min(self.bytes);
         for at in (0..share).step_by(64) {
             S::prefetch_far(self.from.wrapping_add(at));
@@ -414,7 +414,6 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
     let scales = (&raw mut (*scratch.as_mut_ptr()).scales).cast::<f32>();
     let row_blocks = args.cols / BLOCK;
     let depth = if row_blocks <= MAX_BLOCKS { row_blocks } else { DEPTH };
-    S::begin_blocks();
     for first_block in (0..row_blocks).step_by(depth.max(1)) {
         let num_blocks = depth.min(row_blocks - first_block);
         for panel in 0..args.num_panels {
@@ -453,5 +452,4 @@ pub unsafe fn quant_panels<S: Simd, Q: Quant>(
             ahead: [ahead(args.quants, args.quants_stride), ahead(args.scales, args.scales_stride)],
         });
     }
-    S::end_blocks();
 }

@@ -12,9 +12,9 @@ use crate::buffers::{Matrix, Shared};
 use crate::expert_scratch::{ExpertScratch, ExpertUnit};
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::kernels::rows::{Epilogue, NormArgs};
-use crate::kernels::{Kernels, SplitKernels};
+use crate::kernels::{Kernels, SplitKernels, SuperKernels};
 use crate::pool::Worker;
-use crate::quantize::{self, ActivationBlock, LANES};
+use crate::quantize::{self, ActivationBlock, LANES, SuperPlaces};
 use crate::units::Units;
 use crate::weights::formats::{BLOCK, SPLIT_TOKENS};
 use crate::weights::{PackedMatrix, Panel, Weight};
@@ -36,6 +36,7 @@ pub(super) struct Grouped<'a> {
     slot_step: usize,
     norm: Option<NormArgs>,
     split: Option<SplitKernels>,
+    supers: Option<SuperKernels>,
     /// Input rows are those of tokens.
     is_by_token: bool,
     /// All slots have the same row: there is one token, and its experts want it in the same form.
@@ -95,6 +96,12 @@ impl Grouped<'_> {
         unsafe { self.scratch.floats.matrix().start().add(first * self.weight.cols) }
     }
 
+    fn supers(&self, first: usize) -> *mut u8 {
+        // Without super-blocks the pointer is not used.
+        let bytes = SuperPlaces::bytes(first, self.weight.cols).expect("the scratch has as many");
+        self.scratch.supers().wrapping_add(bytes)
+    }
+
     fn prepare_row(&self, worker: &Worker<'_>, row: usize) {
         let (slot, expert) = (self.scratch.slots[row] as usize, self.scratch.experts[row] as usize);
         let (first, count) = self.place(expert);
@@ -123,7 +130,10 @@ impl Grouped<'_> {
                 (self.kernels.quantize_row)(source, cols, self.blocks(first).add(block), lanes);
             }
             if let Some(split) = split {
-                (split.split_row)(source, cols, self.floats(first), number, split_tiles(count));
+                (split.split_row)(source, cols, self.floats(first), number, num_tiles(count));
+            }
+            if let Some(supers) = self.supers.filter(|_| matrix.has_supers) {
+                (supers.quantize_row)(source, cols, self.supers(first), number, num_tiles(count));
             }
         }
     }
@@ -152,7 +162,9 @@ impl Grouped<'_> {
             lanes: quantize::lanes(count),
             floats: self.floats(first),
             stride: self.weight.cols,
-            split_tiles: if split.is_some() { split_tiles(count) } else { 0 },
+            split_tiles: if split.is_some() { num_tiles(count) } else { 0 },
+            supers: self.supers(first),
+            super_tiles: num_tiles(count),
             out_stride: TILE_STRIDE,
             target: std::ptr::null(),
             target_stride: 0,
@@ -164,8 +176,8 @@ impl Grouped<'_> {
     }
 }
 
-/// Tiles that the rows of an expert are split into; zero for a single row.
-fn split_tiles(count: usize) -> usize {
+/// Tiles of an expert's rows; zero for a single row.
+fn num_tiles(count: usize) -> usize {
     if count == 1 { 0 } else { count.div_ceil(SPLIT_TOKENS) }
 }
 
@@ -250,7 +262,9 @@ impl Step<'_> {
             "the input of experts is not as wide as they are",
         )?;
         let scratch = &self.backend.scratch.experts;
-        let form = |expert: &PackedMatrix| (expert.has_floats, expert.has_quants, expert.is_split);
+        let form = |expert: &PackedMatrix| {
+            (expert.has_floats, expert.has_quants, expert.has_supers, expert.is_split)
+        };
         let is_uniform = weight.experts.windows(2).all(|pair| form(&pair[0]) == form(&pair[1]));
         let is_shared = op.is_gated && op.slot_step == 0 && num_tokens == 1 && is_uniform;
         let num_rows = if is_shared { 1 } else { scratch.slots.len() };
@@ -266,6 +280,7 @@ impl Step<'_> {
             slot_step: op.slot_step,
             norm: op.norm.map(|norm| self.norm_args(&norm, weight.cols)).transpose()?,
             split: self.backend.kernels.split.filter(|_| is_split),
+            supers: self.backend.kernels.supers,
             is_by_token: op.is_gated || op.slot_step > 0,
             is_shared,
             rows: self.backend.scratch.rows.matrix(),

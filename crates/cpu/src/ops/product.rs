@@ -14,9 +14,10 @@ use super::{Step, require};
 use crate::buffers::Matrix;
 use crate::kernels::gemm::{MAX_PANELS, PanelArgs};
 use crate::kernels::rows::NormArgs;
-use crate::kernels::{Kernels, SplitKernels};
+use crate::kernels::{Kernels, SplitKernels, SuperKernels};
 use crate::pool::Worker;
 use crate::quantize::{self, ActivationBlock, LANES};
+use crate::scratch::Scratch;
 use crate::units::{GroupUnits, Groups, Units};
 use crate::weights::formats::{BLOCK, PANEL_ROWS, SPLIT_TOKENS};
 use crate::weights::{PackedMatrix, Panel};
@@ -77,6 +78,9 @@ pub struct Product<'a> {
     copies_floats: bool,
     /// Rows are split there, and nothing else is done with them.
     split: Option<SplitKernels>,
+    /// Rows in super-blocks are written there.
+    supers: Option<SuperKernels>,
+    scratch: &'a Scratch,
     /// One row per worker, in the order of the weight's columns.
     ordered: Matrix,
     /// One row per worker.
@@ -148,7 +152,7 @@ impl<'a> Product<'a> {
         let is_private = num_tokens == 1 && num_threads > 1 && !input.in_place;
         // Panels of floats read whole rows at once, those of quants a section of each row at a time.
         let chunk = if matrix.has_floats {
-            let whole = if split.is_some() { SPLIT_TOKENS } else { LANES };
+            let whole = if split.is_some() || matrix.has_supers { SPLIT_TOKENS } else { LANES };
             (CHUNK_BYTES / (4 * cols).max(1)).clamp(whole, MAX_CHUNK) / whole * whole
         } else {
             MAX_CHUNK
@@ -179,6 +183,8 @@ impl<'a> Product<'a> {
             floats,
             copies_floats,
             split,
+            supers: step.backend.kernels.supers.filter(|_| matrix.has_supers),
+            scratch,
             rows: scratch.rows.matrix(),
             ordered: scratch.ordered.matrix(),
             is_private,
@@ -242,13 +248,17 @@ impl<'a> Product<'a> {
             }
             if let Some(split) = &self.split {
                 let out = if self.is_private { target } else { self.floats.row(0) };
-                (split.split_row)(source, self.cols, out, row, self.split_tiles());
+                (split.split_row)(source, self.cols, out, row, self.num_tiles());
+            }
+            if let Some(supers) = &self.supers {
+                let out = self.supers(worker);
+                (supers.quantize_row)(source, self.cols, out, row, self.num_tiles());
             }
         }
     }
 
-    /// Of the rows that all workers share; none where each has its own.
-    fn split_tiles(&self) -> usize {
+    /// Tiles of the rows that all workers share; none where each has its own.
+    fn num_tiles(&self) -> usize {
         if self.is_private { 0 } else { self.num_tokens.div_ceil(SPLIT_TOKENS) }
     }
 
@@ -259,6 +269,11 @@ impl<'a> Product<'a> {
         }
         // SAFETY: there is a row of blocks of the widest weight for each worker.
         unsafe { self.private_blocks.add(worker * (self.rows.cols / BLOCK)) }
+    }
+
+    /// The super-blocks that `worker` reads.
+    fn supers(&self, worker: usize) -> *mut u8 {
+        if self.is_private { self.scratch.private_supers(worker) } else { self.scratch.supers() }
     }
 
     /// The next piece of phase two.
@@ -323,7 +338,9 @@ impl<'a> Product<'a> {
                 self.floats.row(0)
             },
             stride: self.floats.cols,
-            split_tiles: self.split_tiles(),
+            split_tiles: self.num_tiles(),
+            supers: self.supers(worker.index),
+            super_tiles: self.num_tiles(),
             out_stride: TILE_STRIDE,
             target: target.map_or(std::ptr::null(), |(target, column)| {
                 target.start().wrapping_add(column).cast_const().cast()

@@ -17,6 +17,12 @@ pub const SPLIT_TOKENS: usize = 16;
 /// The most values one block of a file can have.
 pub const SUPER_BLOCK: usize = 256;
 
+/// Formats whose scales within a super-block are integers of few enough bits that a super-block can be added up in integers:
+/// see `kernels::supers`.
+pub const fn adds_up_in_supers(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::Q4_K | WeightFormat::Q5_K | WeightFormat::Q6_K)
+}
+
 /// How the quants of a `16 rows × 32 k` block lie in bit-planes. A plane's byte `row * 4 + i` holds values of eight
 /// groups `g`, value `i` of group `g` being `k = 4 g + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

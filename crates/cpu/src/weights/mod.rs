@@ -33,6 +33,15 @@ pub struct PanelShare {
     pub num_ranges: usize,
 }
 
+/// What the kernels want beside the plain forms.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Forms {
+    /// bf16 weights in pairs, with rows split in two bf16.
+    pub splits: bool,
+    /// Rows in super-blocks with k-quants.
+    pub supers: bool,
+}
+
 /// A matrix that `linear` and its kin can multiply with.
 #[derive(Debug)]
 pub struct PackedMatrix {
@@ -45,7 +54,10 @@ pub struct PackedMatrix {
     /// The number of rows is even.
     has_halves: bool,
     pub has_floats: bool,
+    /// Quantised parts whose rows are quantised in blocks of 32.
     pub has_quants: bool,
+    /// Those whose rows are quantised in super-blocks.
+    pub has_supers: bool,
     /// Of bf16, packed to be multiplied with rows that were split in two bf16. One answer for the whole matrix: its
     /// rows are made ready once.
     pub is_split: bool,
@@ -64,11 +76,10 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// `can_split`: the kernels have products with split rows.
     pub fn load(
         parts: &[Tensor],
         usage: WeightUse,
-        can_split: bool,
+        forms: Forms,
         precision: Precision,
         pool: &Pool,
     ) -> Result<Self, BackendError> {
@@ -94,7 +105,7 @@ impl Weight {
                 Precision::Fast => None,
                 Precision::Full => Some(to_f32(tensors)?),
             };
-            let matrix = PackedMatrix::new(unpacked.as_deref().unwrap_or(tensors), rows, can_split, pool)?;
+            let matrix = PackedMatrix::new(unpacked.as_deref().unwrap_or(tensors), rows, forms, pool)?;
             Ok::<_, BackendError>(PackedMatrix { columns: columns.clone(), ..matrix })
         };
         let (mut packed, mut experts) = (None, Vec::new());
@@ -216,7 +227,7 @@ impl PackedMatrix {
     fn new(
         tensors: &[(usize, Tensor)],
         rows: usize,
-        can_split: bool,
+        forms: Forms,
         pool: &Pool,
     ) -> Result<Self, BackendError> {
         let is_fit = |tensor: &Tensor| {
@@ -229,7 +240,8 @@ impl PackedMatrix {
             has_halves: rows.is_multiple_of(2),
             has_floats: false,
             has_quants: false,
-            is_split: can_split && tensors.iter().all(|(_, tensor)| is_fit(tensor)),
+            has_supers: false,
+            is_split: forms.splits && tensors.iter().all(|(_, tensor)| is_fit(tensor)),
         };
         let mut slices = Vec::new();
         let cuts = cuts(tensors, rows);
@@ -240,7 +252,7 @@ impl PackedMatrix {
             for pair in starts.windows(2) {
                 let slice =
                     tensor.slice_rows(pair[0] - first..pair[1] - first).expect("cuts lie within the tensor");
-                matrix.push(&slice, pair[0])?;
+                matrix.push(&slice, pair[0], forms)?;
                 slices.push(slice);
             }
         }
@@ -294,7 +306,7 @@ impl PackedMatrix {
         groups.into_iter().map(AtomicUsize::into_inner).collect()
     }
 
-    fn push(&mut self, tensor: &Tensor, row: usize) -> Result<(), BackendError> {
+    fn push(&mut self, tensor: &Tensor, row: usize, forms: Forms) -> Result<(), BackendError> {
         let part = PackedPart::new(tensor, self.is_split)?;
         for index in 0..part.num_panels() {
             let first = index * formats::PANEL_ROWS;
@@ -307,6 +319,8 @@ impl PackedMatrix {
         }
         if tensor.format().is_float() {
             self.has_floats = true;
+        } else if forms.supers && formats::adds_up_in_supers(tensor.format()) {
+            self.has_supers = true;
         } else {
             self.has_quants = true;
         }
@@ -344,8 +358,8 @@ mod tests {
         for parts in [vec![floats(34)], vec![floats(5), floats(12), floats(17)], vec![floats(40), floats(2)]]
         {
             let rows: usize = parts.iter().map(Tensor::rows).sum();
-            let weight =
-                Weight::load(&parts, WeightUse::Linear, false, Precision::Fast, &pool).expect("loads");
+            let weight = Weight::load(&parts, WeightUse::Linear, Forms::default(), Precision::Fast, &pool)
+                .expect("loads");
             let panels = weight.packed.expect("packed").panels;
             let (gate, up) = panels.split_at(panels.len() / 2);
             for (gate, up) in gate.iter().zip(up) {
@@ -359,9 +373,14 @@ mod tests {
     fn wrong_parts_are_refused() {
         let pool = Pool::new(1, false).expect("threads");
         let other = Tensor::from_f32(1, 3, &[0.0; 3]).expect("shape");
-        assert!(Weight::load(&[floats(2), other], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
-        assert!(Weight::load(&[], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
-        assert!(Weight::load(&[floats(0)], WeightUse::Linear, false, Precision::Fast, &pool).is_err());
+        assert!(
+            Weight::load(&[floats(2), other], WeightUse::Linear, Forms::default(), Precision::Fast, &pool)
+                .is_err()
+        );
+        assert!(Weight::load(&[], WeightUse::Linear, Forms::default(), Precision::Fast, &pool).is_err());
+        assert!(
+            Weight::load(&[floats(0)], WeightUse::Linear, Forms::default(), Precision::Fast, &pool).is_err()
+        );
     }
 
     #[test]
@@ -372,8 +391,8 @@ mod tests {
             let bytes = baton_backend::quant::quantize_row(format, &values);
             let (size, shared) = (bytes.len() as u64, baton_backend::SharedBytes::from_vec(bytes));
             let tensor = Tensor::new(format, 32, 512, shared).expect("shape");
-            let weight =
-                Weight::load(&[tensor], WeightUse::Linear, false, Precision::Fast, &pool).expect("loads");
+            let weight = Weight::load(&[tensor], WeightUse::Linear, Forms::default(), Precision::Fast, &pool)
+                .expect("loads");
             assert_eq!(loaded_bytes(format, size), weight.bytes(), "{format}");
         }
         // Near what the file has: three bits for a sign and three levels, without the grid.
@@ -384,9 +403,14 @@ mod tests {
     #[test]
     fn rows_of_embeddings_are_found() {
         let pool = Pool::new(1, false).expect("threads");
-        let weight =
-            Weight::load(&[floats(3), floats(4)], WeightUse::Embedding, false, Precision::Fast, &pool)
-                .expect("loads");
+        let weight = Weight::load(
+            &[floats(3), floats(4)],
+            WeightUse::Embedding,
+            Forms::default(),
+            Precision::Fast,
+            &pool,
+        )
+        .expect("loads");
         assert_eq!(weight.tensor_of(2).map(|(_, row)| row), Some(2));
         assert_eq!(weight.tensor_of(5).map(|(_, row)| row), Some(2));
         assert!(weight.tensor_of(7).is_none());

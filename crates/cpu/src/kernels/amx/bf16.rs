@@ -414,6 +414,8 @@ mod tests {
             floats: rows,
             stride: cols,
             split_tiles,
+            supers: std::ptr::null(),
+            super_tiles: 0,
             out_stride,
             target: std::ptr::null(),
             target_stride: 0,

@@ -1,135 +1,105 @@
-//! Whole blocks of bytes multiplied with eight tokens at once.
+//! The tile unit's products of bytes, for [`supers`](crate::kernels::supers).
 //!
-//! One `tdpbsud` multiplies a tile of activations (8 tokens × 32 k, signed) with a tile of opened weights (8 groups of
-//! `16 rows × 4 k`, unsigned, just as [`tile`](crate::kernels::tile) opens them) into 8 × 16 sums of i32. Its k is one block
-//! of 32 and not the 64 that would fit, because the next block has another scale. The sums are exact, and what is done with
-//! them afterwards is the code of every other instruction set: the results are those of VNNI, to the last bit.
-//! Formats with a scale for each half block stay with VNNI: half a tile is no faster.
+//! Registers 0 to 3 hold sums (high and low plane of the first tile of tokens, then of the second), 4 and 5 tokens, 6 and 7 the
+//! planes. A product keeps the unit busy for 16 cycles and its sums are there after 52, so that no product waits for the
+//! one before with four of them in turn; loading four registers takes the load ports half of that time.
 //!
 //! # Safety
-//! As in [`super`]: between [`begin`] and [`end`].
+//! As in [`super`]: between `begin` and `end`.
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use std::arch::asm;
-use std::mem::MaybeUninit;
 
-use super::{Config, configure, release};
+use super::{FULL_CONFIG, configure, release};
+use crate::kernels::supers::{NEXT_TOKENS, Sums, TileUnit};
 
-/// Tokens of a tile.
-pub const TOKENS: usize = 8;
-/// The most panels of one call.
-pub const PANELS: usize = 3;
-
-/// Registers 0 to 2 hold sums, 3 activations, 4 to 6 weights: rows are eight tokens, or eight groups of four k.
-static BLOCK_CONFIG: Config =
-    Config::new([(8, 64), (8, 64), (8, 64), (8, 32), (8, 64), (8, 64), (8, 64), (0, 0)]);
-
-/// Gives the registers their shapes for [`dot_block`].
-#[inline(always)]
-pub unsafe fn begin() {
-    configure(&BLOCK_CONFIG);
-}
-
-/// Ends what [`begin`] began.
-#[inline(always)]
-pub unsafe fn end() {
-    release();
-}
-
-/// Sums of up to three panels, `[panels][8 tokens][16 rows]`.
-#[repr(C, align(64))]
+/// AMX's tiles of bytes.
 #[derive(Debug)]
-pub struct Sums([MaybeUninit<i32>; PANELS * TOKENS * 16]);
+pub struct Tiles;
 
-impl Sums {
-    #[inline(always)]
-    pub fn new() -> Self {
-        Self([MaybeUninit::uninit(); PANELS * TOKENS * 16])
-    }
-
-    /// The sums of one panel and token: 16 of them.
-    #[inline(always)]
-    pub fn at(&self, panel: usize, token: usize) -> *const i32 {
-        self.0[(panel * TOKENS + token) * 16..].as_ptr().cast()
-    }
-}
-
-/// Multiplies a block of one panel with the activations in register 3 and stores the sums.
-macro_rules! multiply_panel {
-    ($sums:literal, $weights:literal, $from:expr, $to:expr) => {
+/// Multiplies registers 4 and, for a pair, 5 with both planes; `$high` is the product of the signed or unsigned high plane.
+macro_rules! add_products {
+    (pair $high:literal, $tokens:ident, $weights:ident) => {
         asm!(
-            concat!("tilezero ", $sums),
-            concat!("tileloadd ", $weights, ", [{from} + {line}]"),
-            concat!("tdpbsud ", $sums, ", tmm3, ", $weights),
-            concat!("tilestored [{to} + {line}], ", $sums),
-            from = in(reg) $from,
-            to = in(reg) $to,
+            "tileloadd tmm6, [{weights} + {line}*1]",
+            "tileloadd tmm4, [{tokens} + {line}*1]",
+            concat!($high, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm7, [{weights} + {line}*1 + 1024]",
+            "tdpbsud tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{tokens} + {line}*1 + {next}]",
+            concat!($high, " tmm2, tmm5, tmm6"),
+            "tdpbsud tmm3, tmm5, tmm7",
+            tokens = in(reg) $tokens,
+            weights = in(reg) $weights,
             line = in(reg) 64usize,
-            options(nostack, preserves_flags),
+            next = const NEXT_TOKENS,
+            options(nostack, readonly, preserves_flags),
+        )
+    };
+    (single $high:literal, $tokens:ident, $weights:ident) => {
+        asm!(
+            "tileloadd tmm6, [{weights} + {line}*1]",
+            "tileloadd tmm4, [{tokens} + {line}*1]",
+            concat!($high, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm7, [{weights} + {line}*1 + 1024]",
+            "tdpbsud tmm1, tmm4, tmm7",
+            tokens = in(reg) $tokens,
+            weights = in(reg) $weights,
+            line = in(reg) 64usize,
+            options(nostack, readonly, preserves_flags),
         )
     };
 }
 
-/// The dot products of a block of `R` panels, `panel_stride` bytes apart, with eight tokens, `token_stride` bytes apart:
-/// 512 bytes of each panel, 32 of each token.
-#[inline(always)]
-pub unsafe fn dot_block<const R: usize>(
-    sums: &mut Sums,
-    weights: *const u8,
-    panel_stride: usize,
-    activations: *const i8,
-    token_stride: usize,
-) {
-    const { assert!(R <= PANELS) };
-    asm!(
-        "tileloadd tmm3, [{from} + {stride}]",
-        from = in(reg) activations,
-        stride = in(reg) token_stride,
-        options(nostack, readonly, preserves_flags),
-    );
-    let sums = (&raw mut *sums).cast::<u8>();
-    let to = |panel: usize| sums.add(panel * TOKENS * 64);
-    multiply_panel!("tmm0", "tmm4", weights, to(0));
-    if R > 1 {
-        multiply_panel!("tmm1", "tmm5", weights.add(panel_stride), to(1));
+impl TileUnit for Tiles {
+    #[inline(always)]
+    unsafe fn begin() {
+        configure(&FULL_CONFIG);
     }
-    if R > 2 {
-        multiply_panel!("tmm2", "tmm6", weights.add(2 * panel_stride), to(2));
+
+    #[inline(always)]
+    unsafe fn end() {
+        release();
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    #[inline(always)]
+    unsafe fn zero() {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, nomem, preserves_flags)
+        );
+    }
 
-    #[test]
-    fn blocks_are_multiplied_exactly() {
-        if !super::super::is_available() {
-            println!("skipped: this processor, or the system, has no AMX");
-            return;
+    #[inline(always)]
+    unsafe fn add<const PAIR: bool, const SIGNED: bool>(tokens: *const u8, weights: *const u8) {
+        match (PAIR, SIGNED) {
+            (true, true) => add_products!(pair "tdpbssd", tokens, weights),
+            (true, false) => add_products!(pair "tdpbsud", tokens, weights),
+            (false, true) => add_products!(single "tdpbssd", tokens, weights),
+            (false, false) => add_products!(single "tdpbsud", tokens, weights),
         }
-        let mut random = baton_backend::testing::Random::new(3);
-        let mut bytes = |len: usize| -> Vec<u8> {
-            random.normals(len).iter().map(|x| (x * 100.0) as i64 as u8).collect()
-        };
-        // Weights `[panels][8 groups][16 rows][4 k]`, activations of 8 tokens 64 bytes apart.
-        let (weights, activations) = (bytes(3 * 512), bytes(8 * 64));
-        let mut sums = Sums::new();
-        // SAFETY: available; the arrays have the sizes that are read.
-        unsafe {
-            begin();
-            dot_block::<3>(&mut sums, weights.as_ptr(), 512, activations.as_ptr().cast(), 64);
-            end();
-        }
-        for (panel, token, row) in
-            (0..3).flat_map(|panel| (0..8).flat_map(move |token| (0..16).map(move |row| (panel, token, row))))
-        {
-            let weight = |k: usize| i32::from(weights[panel * 512 + k / 4 * 64 + row * 4 + k % 4]);
-            let activation = |k: usize| i32::from(activations[token * 64 + k] as i8);
-            let expected: i32 = (0..32).map(|k| weight(k) * activation(k)).sum();
-            // SAFETY: the sums of all three panels were stored.
-            let got = unsafe { *sums.at(panel, token).add(row) };
-            assert_eq!(got, expected, "panel {panel}, token {token}, row {row}");
+    }
+
+    #[inline(always)]
+    unsafe fn store<const PAIR: bool>(to: *mut Sums) {
+        asm!(
+            "tilestored [{to} + {line}*1], tmm0",
+            "tilestored [{to} + {line}*1 + 1024], tmm1",
+            to = in(reg) to,
+            line = in(reg) 64usize,
+            options(nostack, preserves_flags),
+        );
+        if PAIR {
+            asm!(
+                "tilestored [{to} + {line}*1 + 2048], tmm2",
+                "tilestored [{to} + {line}*1 + 3072], tmm3",
+                to = in(reg) to,
+                line = in(reg) 64usize,
+                options(nostack, preserves_flags),
+            );
         }
     }
 }

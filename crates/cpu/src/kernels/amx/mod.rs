@@ -1,6 +1,6 @@
 //! Intel's tile unit (AMX): registers of up to 16 rows of 64 bytes, and instructions that multiply two of them into a third.
 //!
-//! [`int8`] multiplies blocks of quantised weights, [`bf16`] float weights. Here is what both need: whether the machine has
+//! [`int8`] multiplies planes of k-quants, [`bf16`] float weights. Here is what both need: whether the machine has
 //! tiles, and the shapes of the registers. Stable Rust has no intrinsics for tiles, hence `asm!`. No compiler-made code
 //! touches tile registers, so what one block of assembly leaves in them is there for the next on the same thread.
 //!
