@@ -87,9 +87,11 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The richest path of this processor.
+    /// The richest path of this processor that is taken unasked. Tiles for k-quants are not: they round activations more coarsely,
+    /// and not every test has run on such a processor.
     pub fn best() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+        let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
+        Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)
     }
 
     /// What was asked for, else the environment's choice, else the best. An unavailable path is an error.
