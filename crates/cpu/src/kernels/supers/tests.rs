@@ -1,3 +1,5 @@
+//! K-quants in tiles beside exact arithmetic, one row beside many, and real tiles beside emulated ones.
+
 use baton_backend::conformance::{Outcome, cases};
 use baton_backend::quant::dequantize_row;
 use baton_backend::testing::{Random, random_tensor};
