@@ -74,8 +74,15 @@ __device__ __forceinline__ float dot_8(const float (&a)[8], const float (&b)[8],
     return sum;
 }
 
-// Blocks whose registers a multiprocessor has: Q5_K wants more. Of f16 and bf16 three run beside one of `expert_linear_deep`.
-__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : FORMAT == F16 || FORMAT == BF16 ? 4 : 3;
+// The kernels of one token with a ring, which go beside those of gate and up.
+#if (FORMAT == 1 || FORMAT == 2) && !defined(F32_ACTIVATIONS)
+#define HAS_DEEP 1
+#else
+#define HAS_DEEP 0
+#endif
+
+// Blocks whose registers a multiprocessor has: Q5_K wants more. Three run beside one with a ring.
+__device__ constexpr u32 GATED_BLOCKS = FORMAT == Q5_K ? 2 : HAS_DEEP ? 4 : 3, HEAD_BLOCKS = FORMAT == Q5_K ? 3 : 4;
 
 // A block takes `block_rows` rows of the gate of one slot, and the same of up; each of its eight warps one after the other, as one
 // line of loads.
@@ -231,7 +238,7 @@ KERNEL __launch_bounds__(256, 4) expert_linear(const ExpertParams p) {
     *output = float_to_real(p.accumulate ? real_to_float(*output) + total : total);
 }
 
-#if (FORMAT == 1 || FORMAT == 2) && !defined(F32_ACTIVATIONS)
+#if HAS_DEEP
 // The same for one token: a block takes 16 rows, for each of 1, 2, 4 or 8 slots, and a warp always rows of the same slot, whose input it
 // keeps. There is a block for a multiprocessor, beside those of gate and up, and its ring is full before they are done.
 __device__ constexpr u32 DEEP_ROWS = 16, DEEP_CHUNKS = 12; // of 512 bytes: the ring of a warp
@@ -527,6 +534,6 @@ __device__ __forceinline__ void head_rows(const HeadParams& p) {
     }
 }
 
-KERNEL __launch_bounds__(128, 4) head_rows_128(const HeadParams p) { head_rows<16, 1>(p); }
-KERNEL __launch_bounds__(128, 4) head_rows_256(const HeadParams p) { head_rows<32, 1>(p); }
-KERNEL __launch_bounds__(128, 4) head_rows_512(const HeadParams p) { head_rows<32, 2>(p); }
+KERNEL __launch_bounds__(128, HEAD_BLOCKS) head_rows_128(const HeadParams p) { head_rows<16, 1>(p); }
+KERNEL __launch_bounds__(128, HEAD_BLOCKS) head_rows_256(const HeadParams p) { head_rows<32, 1>(p); }
+KERNEL __launch_bounds__(128, HEAD_BLOCKS) head_rows_512(const HeadParams p) { head_rows<32, 2>(p); }
