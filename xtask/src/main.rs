@@ -81,10 +81,20 @@ fn target() -> PathBuf {
 
 fn test() -> Result<()> {
     let start = Instant::now();
-    tidy::run(&root())?;
-    cargo(&["fmt", "--all", "--check"], &[])?;
-    cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
-    let binary = build_tests()?;
+    stage("style", || {
+        tidy::run(&root())?;
+        cargo(&["fmt", "--all", "--check"], &[])
+    })?;
+    // What comes from registries comes while the compiler runs.
+    let (binary, fetched) = std::thread::scope(|scope| {
+        let fetching = scope.spawn(fetch);
+        let built = stage("clippy", || {
+            cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])
+        })
+        .and_then(|()| stage("building", build_tests));
+        (built, fetching.join().unwrap_or_else(|_| bail!("fetching test data panicked")))
+    });
+    let (binary, has_redis) = (binary?, fetched?);
     let data = setup::fetch(&binary)?;
     let environment = [
         ("BATON_TEST_MODEL", &data.model),
@@ -92,21 +102,36 @@ fn test() -> Result<()> {
         ("LD_LIBRARY_PATH", &data.nvrtc),
         ("BATON_REQUIRE_NVRTC", &data.nvrtc),
     ];
-    let redis = setup::redis();
     let environment = environment.map(|(name, path)| (name, path.display().to_string()));
     let mut environment: Vec<(&str, &str)> =
         environment.iter().map(|(name, path)| (*name, path.as_str())).collect();
-    if redis {
+    if has_redis {
         environment.push(("BATON_REQUIRE_REDIS", "1"));
     }
-    cargo(&["test", "--workspace", "--locked"], &environment)?;
-    other_kernel_paths(&binary, &environment)?;
-    embed::examples(&data.model)?;
-    walk(&binary, &data.model)?;
-    browser::test(&binary, &data.model)?;
-    clients::test(&binary, &data.model)?;
+    stage("tests", || cargo(&["test", "--workspace", "--locked"], &environment))?;
+    stage("other kernel paths", || other_kernel_paths(&binary, &environment))?;
+    stage("examples", || embed::examples(&data.model))?;
+    stage("documentation", || walk(&binary, &data.model))?;
+    stage("browser", || browser::test(&binary, &data.model))?;
+    stage("clients", || clients::test(&binary, &data.model))?;
     println!("all tests passed in {} s", start.elapsed().as_secs());
     Ok(())
+}
+
+/// Runs a part of the tests, and says how long it took.
+fn stage<T>(name: &str, part: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let result = part()?;
+    println!("[{name}: {} s]", start.elapsed().as_secs());
+    Ok(result)
+}
+
+/// Fetches what the tests need and no binary of ours is needed for. Says whether there is a Redis server.
+fn fetch() -> Result<bool> {
+    setup::fetch_packages()?;
+    browser::fetch()?;
+    clients::fetch()?;
+    Ok(setup::redis())
 }
 
 /// Builds all tests, and with them the binary that some of them run. Everything else that needs the binary takes this one:

@@ -26,9 +26,15 @@ pub struct TestData {
 }
 
 pub fn fetch(binary: &Path) -> Result<TestData> {
+    let (tokenizers, nvrtc) = fetch_packages()?;
+    Ok(TestData { model: model(binary, &root().join(".cache"))?, tokenizers, nvrtc })
+}
+
+/// The vocabularies and NVRTC.
+pub fn fetch_packages() -> Result<(PathBuf, PathBuf)> {
     let cache = root().join(".cache");
     std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    Ok(TestData { model: model(binary, &cache)?, tokenizers: tokenizers(&cache)?, nvrtc: nvrtc(&cache)? })
+    Ok((tokenizers(&cache)?, nvrtc(&cache)?))
 }
 
 /// Whether there is a Redis server for the tests, which is installed where the system lets us. In CI there must be one.

@@ -271,8 +271,6 @@ impl BlockStore for RedisStore {
                 is_fetched[num_taken] = store.take_row(&rows[num_taken], host, connection, &mut entry)?;
                 bytes -= row_bytes(&rows[num_taken]);
                 num_taken += 1;
-                // Where cores are short, whoever computes goes on before the next row.
-                std::thread::yield_now();
             }
             Ok(())
         });

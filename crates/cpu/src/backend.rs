@@ -150,7 +150,8 @@ pub(crate) fn processor_name() -> String {
 
 impl StepExecutor for CpuBackend {
     fn host_blocks(&mut self) -> Option<Arc<dyn HostBlocks>> {
-        let kv = self.kv.as_ref().filter(|kv| kv.num_host_blocks > 0)?;
+        let kv = self.kv.as_mut().filter(|kv| kv.num_host_blocks > 0)?;
+        kv.populate();
         Some(Arc::new(kv.host_blocks()))
     }
 

@@ -87,8 +87,7 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// The richest path of this processor that is taken unasked. Tiles for k-quants are not: they round activations more coarsely,
-    /// and not every test has run on such a processor.
+    /// The richest path of this processor that is taken unasked. Tiles for k-quants are not: they round activations more coarsely.
     pub fn best() -> Self {
         let unasked = |isa: &Self| *isa < Self::Amx && isa.is_available();
         Self::ALL.into_iter().rev().find(unasked).unwrap_or(Self::Portable)

@@ -2,7 +2,7 @@
 //! [`crate::kernels::attention`] or, where they are multiplied in pairs, of its pairs. Both tiers are plain memory here; moving a block is a copy.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use baton_backend::{
@@ -59,6 +59,8 @@ pub struct KvCache {
     /// Not done yet; of the first one so many copies are made.
     fetches: VecDeque<Fetch>,
     num_copied: usize,
+    /// See [`KvCache::populate`].
+    is_populated: bool,
     pub dtype: KvDtype,
     pub block_size: usize,
     pub num_device_blocks: usize,
@@ -145,6 +147,7 @@ impl KvCache {
             host_lock: Arc::default(),
             fetches: VecDeque::new(),
             num_copied: 0,
+            is_populated: false,
             dtype: spec.dtype,
             block_size: spec.block_size,
             num_device_blocks,
@@ -219,7 +222,48 @@ impl KvCache {
     }
 }
 
+/// Bytes that the system is asked for at a time, of each part of the cache: a huge page.
+const POPULATED_BYTES: usize = 1 << 21;
+
+/// Has the system give all memory of the cache, the first blocks first, until it is done or the cache is gone.
+fn populate(tiers: &[Weak<Tier>]) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: changes the priority of this thread alone.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
+    }
+    let mut start = 0;
+    loop {
+        let mut is_done = true;
+        for tier in tiers {
+            let Some(tier) = tier.upgrade() else { return };
+            for part in [&tier.keys, &tier.values] {
+                is_done &= !part.populate(start..start + POPULATED_BYTES);
+            }
+        }
+        if is_done {
+            return;
+        }
+        start += POPULATED_BYTES;
+    }
+}
+
 impl KvCache {
+    /// Takes the memory of the cache from the system, beside the steps. Otherwise it is taken when it is first used: where KV is not
+    /// computed but comes from elsewhere, that would take longer than all the rest.
+    pub fn populate(&mut self) {
+        if std::mem::replace(&mut self.is_populated, true) {
+            return;
+        }
+        let tiers: Vec<Weak<Tier>> = self
+            .arrays
+            .iter()
+            .flat_map(|array| [Arc::downgrade(&array.host), Arc::downgrade(&array.device)])
+            .collect();
+        // Without a thread for it everything is as it was.
+        let _ = std::thread::Builder::new().name("baton-kv-memory".to_owned()).spawn(move || populate(&tiers));
+    }
+
     /// The host tier for others than the steps.
     pub fn host_blocks(&self) -> CpuHostBlocks {
         CpuHostBlocks {

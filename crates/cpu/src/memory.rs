@@ -119,6 +119,15 @@ impl AlignedBytes {
     }
 }
 
+impl AlignedBytes {
+    /// Has the system give memory for some of the bytes before they are used, which changes nothing of what is in them. False where
+    /// it cannot, or there are no such bytes.
+    pub fn populate(&self, range: std::ops::Range<usize>) -> bool {
+        let end = range.end.min(self.len);
+        range.start < end && populate(self.start, range.start..end)
+    }
+}
+
 impl Drop for AlignedBytes {
     fn drop(&mut self) {
         if self.region.is_none()
@@ -152,6 +161,21 @@ fn map_zeroed(len: usize) -> Option<NonNull<u8>> {
         libc::madvise(start, len, libc::MADV_HUGEPAGE);
     }
     NonNull::new(start.cast())
+}
+
+/// In whole pages; the range lies within what was allocated.
+#[cfg(target_os = "linux")]
+fn populate(start: NonNull<u8>, range: std::ops::Range<usize>) -> bool {
+    const PAGE: usize = 4096;
+    let first = (start.as_ptr() as usize + range.start) & !(PAGE - 1);
+    let end = start.as_ptr() as usize + range.end;
+    // SAFETY: pages of memory that is allocated; giving them memory changes no byte.
+    unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate(_start: NonNull<u8>, _range: std::ops::Range<usize>) -> bool {
+    false
 }
 
 #[cfg(unix)]

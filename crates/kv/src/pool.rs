@@ -261,6 +261,13 @@ impl Pool {
 
     /// Forgets every hash. Contents of blocks in use stay where they are.
     pub(crate) fn forget_hashes(&mut self) {
+        // Blocks that were used are taken before those that never were: their memory is there already.
+        let used: Vec<BlockId> =
+            self.free.iter().filter(|block| self.blocks[block.index()].first != NONE).collect();
+        for block in used.into_iter().rev() {
+            self.free.remove(block);
+            self.free.push_front(block);
+        }
         self.indices.iter_mut().for_each(HashIndex::clear);
         for block in &mut self.blocks {
             block.key = None;

@@ -179,8 +179,6 @@ impl PeerStore {
                     self.counters.bytes_fetched.add(row_bytes);
                     let mut is_fetched = is_fetched.lock().unwrap_or_else(PoisonError::into_inner);
                     is_fetched[number * FETCH_BATCH + index] = true;
-                    // Where cores are short, whoever computes goes on before the next row.
-                    std::thread::yield_now();
                 }
             }
             Ok(())

@@ -26,8 +26,15 @@ const DEFAULT_SPEED: f64 = 1e9;
 const GAIN: f64 = 0.3;
 /// Time that a load takes however small it is.
 const LOAD_OVERHEAD_S: f64 = 0.001;
-/// A load may take so many times as long as expected, and its time limit.
+/// A load may take so many times as long as expected, or as computing would, and its time limit.
 const PATIENCE: f64 = 4.0;
+/// Computing makes every other request wait, loading only the one that is loaded for: where others have work, a load may take so many
+/// times as long as computing.
+const WORTH_BESIDE_OTHERS: f64 = 4.0;
+/// What computing takes as long as nothing was computed.
+const UNKNOWN_COMPUTING_S: f64 = 0.5;
+/// However slow everything is.
+const LONGEST_LOAD_S: f64 = 60.0;
 
 /// What all entries of a store have in common: entries of another identity are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -268,7 +275,9 @@ impl Tiers {
         let bytes: usize = homes.keys().map(|key| self.row_bytes[key.group]).sum();
         let num_tokens = homes.keys().filter(|key| key.group == 0).count() * self.block_size;
         let expected_s = LOAD_OVERHEAD_S + bytes as f64 / self.stats.load_bytes_per_second;
-        let pays = self.token_s.is_none_or(|token_s| expected_s < num_tokens as f64 * token_s);
+        let worth = if scheduler.num_decodes() > 0 { WORTH_BESIDE_OTHERS } else { 1.0 };
+        let computing_s = self.token_s.map(|token_s| num_tokens as f64 * token_s);
+        let pays = computing_s.is_none_or(|computing_s| expected_s < worth * computing_s);
         self.stats.num_not_worth += u64::from(!pays && !homes.is_empty());
         let found: BTreeSet<BlockKey> = if pays { homes.keys().copied().collect() } else { BTreeSet::new() };
         // Without anything of use the scheduler lets the request go on.
@@ -277,8 +286,10 @@ impl Tiers {
             return;
         };
         if let Some(pending) = self.pending.get_mut(&id) {
-            pending.deadline =
-                Instant::now() + self.time_limit + Duration::from_secs_f64((PATIENCE * expected_s).min(60.0));
+            // Speeds were measured when the machine was more or less busy than now.
+            let patience_s = PATIENCE * expected_s.max(computing_s.unwrap_or(UNKNOWN_COMPUTING_S));
+            let patience = Duration::from_secs_f64(patience_s.min(LONGEST_LOAD_S));
+            pending.deadline = Instant::now() + self.time_limit + patience;
         }
         let rows: Vec<(usize, StoredRow)> =
             rows.into_iter().filter_map(|row| Some((*homes.get(&row.key)?, row))).collect();

@@ -26,8 +26,8 @@ const SAVE_QUEUE: usize = 1024;
 const SAVE_BATCH: usize = 32;
 /// Steps of `nice`: where cores are short, computing goes before loading, and that before storing, which hardly
 /// anybody waits for.
-const LOADER_NICE: i32 = 5;
-const SAVER_NICE: i32 = 10;
+const LOADER_NICE: i32 = 10;
+const SAVER_NICE: i32 = 15;
 
 pub(crate) enum Job {
     Lookup {
