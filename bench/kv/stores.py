@@ -299,7 +299,11 @@ def pd():
     def busy():
         number = 0
         while not is_over.is_set():
-            prefill.ask(prompt(2000, 20000 + number), 1, salt=str(number))
+            try:
+                prefill.ask(prompt(2000, 20000 + number), 1, salt=str(number))
+            except OSError:
+                # The end, where the last one is still being computed.
+                return
             number += 1
 
     apart = compare("prefill and decode on a core each, KV handed over", decode, fetch)

@@ -225,15 +225,18 @@ impl KvCache {
 /// Bytes that the system is asked for at a time, of each part of the cache: a huge page.
 const POPULATED_BYTES: usize = 1 << 21;
 
+/// What the first requests need is had as fast as the system gives it, all else where nothing better is to be done.
+const URGENT_BYTES: usize = 1 << 30;
+
 /// Has the system give all memory of the cache, the first blocks first, until it is done or the cache is gone.
 fn populate(tiers: &[Weak<Tier>]) {
-    #[cfg(target_os = "linux")]
-    // SAFETY: changes the priority of this thread alone.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, 19);
-    }
-    let mut start = 0;
+    let (mut start, mut num_bytes) = (0, 0);
     loop {
+        #[cfg(target_os = "linux")]
+        if num_bytes >= URGENT_BYTES {
+            // SAFETY: changes the priority of this thread alone.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+        }
         let mut is_done = true;
         for tier in tiers {
             let Some(tier) = tier.upgrade() else { return };
@@ -245,6 +248,7 @@ fn populate(tiers: &[Weak<Tier>]) {
             return;
         }
         start += POPULATED_BYTES;
+        num_bytes += 2 * POPULATED_BYTES * tiers.len();
     }
 }
 

@@ -49,6 +49,9 @@ impl Engine {
         let host = self.backend.host_blocks().ok_or_else(|| self.no_host_blocks())?;
         let block_size = self.memory_plan().block_size;
         self.notes.heartbeat.set_stores(stores.clone());
+        if stores.iter().any(|store| store.computes_prompts()) {
+            self.scheduler.pace_rests();
+        }
         let tiers = Tiers::start(stores, &host, identity.row_bytes, block_size, time_limit)
             .map_err(|error| EngineError::Threads { reason: error.to_string() })?;
         self.tiers = Some(tiers);

@@ -14,6 +14,9 @@ use crate::scheduler::InFlight;
 use crate::shares::{Shares, num_readers};
 use crate::{DraftBranch, PENDING_TOKEN, Plan, PlannedBranch, PlannedSample, PlannedSeq, Scheduler};
 
+/// See [`Scheduler::pace_rests`].
+const REST_PIECES: usize = 2;
+
 /// A Plan in the making, with what is left of the step's limits.
 pub(crate) struct Step {
     pub(crate) plan: Plan,
@@ -26,6 +29,8 @@ pub(crate) struct Step {
     pub(crate) fetched_tokens: usize,
     /// Decodes of running requests that have not had their turn in this step.
     decodes_to_come: usize,
+    /// Running requests decode.
+    has_decodes: bool,
     /// Requests swapped in or out.
     pub(crate) moved: Vec<RequestId>,
     /// A request lacks blocks until Plans in flight are applied: nobody behind it may take any.
@@ -66,6 +71,7 @@ impl Scheduler {
             fetch_tokens_left: self.config.max_num_batched_tokens,
             fetched_tokens: 0,
             decodes_to_come: 0,
+            has_decodes: false,
             moved: Vec::new(),
             is_short_of_blocks: false,
             draining: Vec::new(),
@@ -107,6 +113,12 @@ impl Scheduler {
         self.in_flight.push_back(InFlight { step: step.plan.step, moved: step.moved });
         self.next_step += 1;
         step.plan
+    }
+
+    /// From now on, what is left of a prompt whose KV came from elsewhere, less than a block, is computed in pieces where others
+    /// decode: each token of it attends to the whole prompt, and all of them at once would make every decode wait.
+    pub fn pace_rests(&mut self) {
+        self.paces_rests = true;
     }
 
     /// Blocks that a step copies to the host tier at most. Copies keep up with what steps and fetches fill, and may catch up,
@@ -151,6 +163,7 @@ impl Scheduler {
         let order: Vec<_> = self.running.iter().map(|(key, id)| (*key, *id)).collect();
         let decodes: Vec<usize> = order.iter().map(|(_, id)| num_decodes(&self.groups[id])).collect();
         step.decodes_to_come = decodes.iter().sum();
+        step.has_decodes = step.decodes_to_come > 0;
         for ((key, id), own_decodes) in order.into_iter().zip(decodes) {
             step.decodes_to_come -= own_decodes;
             if step.draining.contains(&id) || !self.running.contains_key(&key) {
@@ -311,10 +324,16 @@ impl Scheduler {
                 continue;
             }
             let keep_last = beams_in_step && !is_decoding;
-            let remaining = group.seqs[position].num_remaining() - usize::from(keep_last);
+            let num_remaining = group.seqs[position].num_remaining();
             limits.allowed = allowed(position);
-            let available = remaining.min(limits.allowed);
-            if let Some(run) = limits.cut(group, position, available, config.long_prefill_token_threshold) {
+            let available = (num_remaining - usize::from(keep_last)).min(limits.allowed);
+            let is_rest = num_remaining <= block_size && step.has_decodes;
+            let threshold = if is_rest && self.paces_rests {
+                block_size.div_ceil(REST_PIECES)
+            } else {
+                config.long_prefill_token_threshold
+            };
+            if let Some(run) = limits.cut(group, position, available, threshold) {
                 runs.push(run);
             }
         }

@@ -60,6 +60,8 @@ pub struct Scheduler {
     pub(crate) step_overhead: f64,
     /// See [`Scheduler::set_spare_share`].
     pub(crate) spare_share: f64,
+    /// See [`Scheduler::pace_rests`].
+    pub(crate) paces_rests: bool,
     pub(crate) last_step_cost: StepCost,
     /// Tokens whose KV the last Plan began to fetch from the host tier.
     pub(crate) last_fetch_tokens: usize,
@@ -123,6 +125,7 @@ impl Scheduler {
             num_waiting_of: BTreeMap::new(),
             claim: None,
             step_overhead: DEFAULT_STEP_OVERHEAD,
+            paces_rests: false,
             spare_share: 1.0,
             last_step_cost: StepCost::default(),
             last_fetch_tokens: 0,

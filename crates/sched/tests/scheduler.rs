@@ -70,6 +70,22 @@ fn assert_all_free(scheduler: &Scheduler) {
 }
 
 #[test]
+fn the_rest_of_a_prompt_is_computed_in_pieces_beside_decodes() {
+    let mut scheduler = scheduler(config(), 12);
+    scheduler.pace_rests();
+    let mut next = |prompt: Option<(u64, u32)>| {
+        if let Some((id, len)) = prompt {
+            scheduler.add_request(request(id, len, SamplingParams::greedy(8))).expect("fits");
+        }
+        runs(&step(&mut scheduler, 7).0)
+    };
+    assert_eq!(next(Some((1, 4))), [(1, 0, 4, 1)], "nobody decodes");
+    assert_eq!(next(Some((2, 4))), [(1, 4, 1, 1), (2, 0, 2, 0)]);
+    assert_eq!(next(None), [(1, 5, 1, 1), (2, 2, 2, 1)]);
+    assert_eq!(next(Some((3, 8))), [(1, 6, 1, 1), (2, 4, 1, 1), (3, 0, 8, 1)], "more than a rest");
+}
+
+#[test]
 fn refusals_name_the_limit_and_the_flag() {
     let mut scheduler = scheduler(SchedConfig { max_num_queued_reqs: Some(1), ..config() }, 12);
     let mut refuse = |request: Request, expect: &str| {

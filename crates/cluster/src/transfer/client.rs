@@ -192,6 +192,10 @@ impl BlockStore for PeerStore {
         "peer"
     }
 
+    fn computes_prompts(&self) -> bool {
+        true
+    }
+
     fn prepare_limit(&self, prompt: &Prompt) -> Option<Duration> {
         match &prompt.remote {
             Some(_) => Some(REMOTE_WAIT + self.options.time_limit),

@@ -71,6 +71,11 @@ pub trait BlockStore: Debug + Send + Sync {
     /// may hold anything.
     fn fetch(&self, rows: &[StoredRow], host: &dyn HostBlocks) -> Vec<bool>;
 
+    /// Others compute prompts for this engine, which is there to decode.
+    fn computes_prompts(&self) -> bool {
+        false
+    }
+
     /// Somebody waits for what is stored.
     fn is_awaited(&self) -> bool {
         false
