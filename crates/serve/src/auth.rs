@@ -52,6 +52,11 @@ impl Keys {
         Self(keys.iter().enumerate().map(key).collect())
     }
 
+    /// Several share the server.
+    pub fn has_many(&self) -> bool {
+        self.0.len() > 1
+    }
+
     /// Who comes with this key; `None` for nobody.
     pub fn check(&self, presented: Option<&str>) -> Option<Tenant> {
         if self.0.is_empty() {
@@ -95,11 +100,18 @@ pub async fn authenticate(State(app): State<Arc<App>>, mut request: Request, nex
     match app.keys.check(key) {
         Some(tenant) => {
             request.extensions_mut().insert(tenant.clone());
-            scope::within(&tenant, next.run(request)).await
+            let response = scope::within(&tenant, next.run(request)).await;
+            if app.keys.has_many() && response.status().is_client_error() {
+                app.refusals.pace(Some(tenant.id())).await;
+            }
+            response
         }
         // A browser cannot send a key with an address that is typed: its answer is the page that asks for one.
         None if path == DOCS && accepts_html(headers) => console::docs(StatusCode::UNAUTHORIZED),
-        None => ApiError::unauthorized(key.is_some()).into_response(),
+        None => {
+            app.refusals.pace(None).await;
+            ApiError::unauthorized(key.is_some()).into_response()
+        }
     }
 }
 

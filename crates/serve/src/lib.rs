@@ -39,6 +39,7 @@ mod otlp;
 mod params;
 mod prepare;
 mod public;
+mod refusals;
 mod routes;
 mod scope;
 mod server;

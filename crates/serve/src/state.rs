@@ -16,6 +16,7 @@ use crate::graphs::Graphs;
 use crate::models::Models;
 use crate::otlp::Spans;
 use crate::public::PublicPrefixes;
+use crate::refusals::Refusals;
 use crate::scope;
 use crate::store::ResponseStore;
 use crate::system::SystemPrompts;
@@ -43,6 +44,7 @@ pub struct App {
 pub struct Shared {
     pub config: ServerConfig,
     pub keys: Keys,
+    pub refusals: Refusals,
     /// Where the spans of ended requests go, if anybody wants them.
     pub spans: Option<Spans>,
     /// Answers that later requests may refer to.
@@ -89,6 +91,7 @@ impl App {
         let chat_format = ChatFormat::new(model.text.chat_template.as_ref(), &config);
         let shared = Arc::new(Shared {
             keys: Keys::new(&config.api_keys),
+            refusals: Refusals::default(),
             spans,
             responses: ResponseStore::new(&config),
             started: Instant::now(),
