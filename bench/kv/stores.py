@@ -289,12 +289,18 @@ def pd():
         prefill.ask(tokens, 1)
     os.system(f"taskset -apc 0 {prefill.process.pid} > /dev/null")
     decode = Server("--kv-role", "decode", "--kv-prefill-workers", f"127.0.0.1:{port}", "--threads", 1, cores="1")
-    times, is_over = [], threading.Event()
+    times, is_over, waiting, lock = [], threading.Event(), [0], threading.Lock()
 
     def fetch(number):
-        forget(decode)
+        with lock:
+            # Not while the KV of another is on its way: that would be forgotten, too.
+            if waiting[0] == 0:
+                forget(decode)
+            waiting[0] += 1
         first, cached, _ = decode.ask(ready[number % len(ready)], 1)
         times.append((first, cached))
+        with lock:
+            waiting[0] -= 1
 
     def busy():
         number = 0

@@ -265,7 +265,8 @@ impl KvCache {
             .flat_map(|array| [Arc::downgrade(&array.host), Arc::downgrade(&array.device)])
             .collect();
         // Without a thread for it everything is as it was.
-        let _ = std::thread::Builder::new().name("baton-kv-memory".to_owned()).spawn(move || populate(&tiers));
+        let _ =
+            std::thread::Builder::new().name("baton-kv-memory".to_owned()).spawn(move || populate(&tiers));
     }
 
     /// The host tier for others than the steps.

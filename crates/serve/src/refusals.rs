@@ -55,7 +55,8 @@ mod tests {
     fn a_key_that_is_refused_often_waits_and_no_other_does() {
         let (refusals, start) = (Refusals::default(), Instant::now());
         let (bad, good) = (Some(TenantId(1)), Some(TenantId(2)));
-        let waits = |tenant, count: u32, now| (0..count).filter(|_| refusals.is_too_many(tenant, now)).count();
+        let waits =
+            |tenant, count: u32, now| (0..count).filter(|_| refusals.is_too_many(tenant, now)).count();
         assert_eq!(waits(bad, 100, start), 0, "a burst");
         assert_eq!(waits(bad, 100, start), 100);
         assert_eq!(waits(good, 100, start), 0);
