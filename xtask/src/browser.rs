@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{root, run};
+use crate::{NO_GPU, root, run};
 
 /// The first release with the test runner that the script needs.
 const LEAST_NODE: u32 = 20;
@@ -37,6 +37,7 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
         .args(["--test", "--test-concurrency=1"])
         .args(TESTS)
         .env("TMPDIR", &unpacked)
+        .env(NO_GPU.0, NO_GPU.1)
         .env("BATON_BIN", binary)
         .env("BATON_TEST_MODEL", model)
         .env_remove("BATON_API_KEY")

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{root, run};
+use crate::{NO_GPU, root, run};
 
 const PYTHON_PACKAGES: [&str; 9] = [
     "openai==3.49.0",
@@ -48,8 +48,9 @@ pub fn test(binary: &Path, model: &Path) -> Result<()> {
         server.run(Command::new(&python).arg(scripts().join(script)))?;
     }
     println!("$ {CLUSTER_SCRIPT}");
-    let cluster = scripts().join(CLUSTER_SCRIPT);
-    run(Command::new(&python).arg(cluster).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model))?;
+    let mut cluster = Command::new(&python);
+    cluster.arg(scripts().join(CLUSTER_SCRIPT)).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model);
+    run(cluster.env(NO_GPU.0, NO_GPU.1))?;
     // Node looks for packages beside the script.
     let script = folder.join(NODE_SCRIPT);
     std::fs::copy(scripts().join(NODE_SCRIPT), &script)?;
@@ -113,6 +114,7 @@ impl Server {
             .arg(model)
             .args(["--port", "0", "--api-key", KEY, "--max-model-len", "4096", "--log-level", "warn"])
             .env_remove("BATON_API_KEY")
+            .env(NO_GPU.0, NO_GPU.1)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -36,6 +36,9 @@ Commands:
   fuzz     Run every fuzz target for a while (needs cargo-fuzz and a nightly toolchain): cargo xtask fuzz [SECONDS]
 ";
 
+/// For the many servers of the scripts, which would not fit a GPU at once.
+const NO_GPU: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "");
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -177,7 +180,9 @@ fn with_data(chore: fn(&Path, &Path) -> Result<()>) -> Result<()> {
 fn walk(binary: &Path, model: &Path) -> Result<()> {
     println!("$ tests/walk");
     let script = root().join("tests/walk/walk.py");
-    run(Command::new("python3").arg(script).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model))
+    let mut walk = Command::new("python3");
+    walk.arg(script).env("BATON_BIN", binary).env("BATON_TEST_MODEL", model);
+    run(walk.env(NO_GPU.0, NO_GPU.1))
 }
 
 fn fuzz(seconds: &str) -> Result<()> {

@@ -339,6 +339,11 @@ impl OpenOptions {
     }
 }
 
+/// Whether `CUDA_VISIBLE_DEVICES` names none: then the CPU was meant, and nothing need be said about it.
+fn gpus_are_hidden() -> bool {
+    std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|devices| matches!(devices.trim(), "" | "-1"))
+}
+
 /// The device that is meant: `auto` is the first GPU, or the CPU where CUDA is missing or finds none. What will be loaded is
 /// told if it is known.
 pub fn open_backend(
@@ -349,7 +354,8 @@ pub fn open_backend(
     if let Device::Mock(step_time) = options.device {
         return Ok(Box::new(MockBackend::new(MockOptions { step_time })));
     }
-    if let Some(cuda) = options.cuda_options() {
+    let wants_none = options.device == Device::Auto && gpus_are_hidden();
+    if let Some(cuda) = options.cuda_options().filter(|_| !wants_none) {
         match CudaBackend::new(CudaOptions { expected, ..cuda }) {
             Ok(backend) => return Ok(Box::new(backend)),
             // Where there is a driver, a GPU was probably meant.

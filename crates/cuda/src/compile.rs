@@ -6,6 +6,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use baton_backend::{BackendError, KvDtype, Precision, WeightFormat};
 use cudarc::nvrtc::{result as nvrtc, sys};
@@ -441,16 +442,18 @@ pub fn check_kernels() -> Option<Result<Vec<CompileReport>, String>> {
         .iter()
         .flat_map(|arch| Unit::every(arch).into_iter().map(move |unit| (unit, *arch)))
         .collect();
-    let compile_all = |jobs: &[(Unit, &str)]| -> Vec<Result<CompileReport, String>> {
+    // Each thread takes the next one: some take ten times as long as others.
+    let next = AtomicUsize::new(0);
+    let compile_some = || -> Vec<Result<CompileReport, String>> {
+        let take = || jobs.get(next.fetch_add(1, Ordering::Relaxed));
         let compile_one = |&(unit, architecture): &(Unit, &str)| {
             compile(unit, architecture).map(|(_, log)| report(unit, architecture, &log))
         };
-        jobs.iter().map(compile_one).collect()
+        std::iter::from_fn(take).map(compile_one).collect()
     };
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let reports: Vec<_> = std::thread::scope(|scope| {
-        let share = jobs.len().div_ceil(num_threads);
-        let threads: Vec<_> = jobs.chunks(share).map(|jobs| scope.spawn(move || compile_all(jobs))).collect();
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(compile_some)).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
             thread.join().expect("compiling a kernel does not panic")
         };

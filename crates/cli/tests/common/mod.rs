@@ -37,6 +37,8 @@ impl Baton {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
         command.args(args).env("BATON_HOME", self.home.path()).env("NO_COLOR", "1");
+        // All of them at once would not fit a GPU, which has tests of its own.
+        command.env("CUDA_VISIBLE_DEVICES", "");
         // No test asks the real hub, and none finds what others have fetched.
         command.env("HF_ENDPOINT", "http://127.0.0.1:9").env_remove("HF_HOME").env_remove("HF_HUB_CACHE");
         command.env_remove("HF_TOKEN").env("HF_TOKEN_PATH", "/nonexistent").env_remove("BATON_API_KEY");
