@@ -115,7 +115,7 @@ impl Scheduler {
         step.plan
     }
 
-    /// From now on, what is left of a prompt whose KV came from elsewhere, less than a block, is computed in pieces where others
+    /// From now on, the last block of a prompt, most of whose KV may have come from elsewhere, is computed in pieces where others
     /// decode: each token of it attends to the whole prompt, and all of them at once would make every decode wait.
     pub fn pace_rests(&mut self) {
         self.paces_rests = true;
@@ -324,16 +324,14 @@ impl Scheduler {
                 continue;
             }
             let keep_last = beams_in_step && !is_decoding;
-            let num_remaining = group.seqs[position].num_remaining();
+            let seq = &group.seqs[position];
+            let num_remaining = seq.num_remaining();
+            let is_rest = self.paces_rests && step.has_decodes && num_remaining <= block_size;
+            let piece =
+                if is_rest && !seq.is_decoding() { block_size.div_ceil(REST_PIECES) } else { usize::MAX };
             limits.allowed = allowed(position);
-            let available = (num_remaining - usize::from(keep_last)).min(limits.allowed);
-            let is_rest = num_remaining <= block_size && step.has_decodes;
-            let threshold = if is_rest && self.paces_rests {
-                block_size.div_ceil(REST_PIECES)
-            } else {
-                config.long_prefill_token_threshold
-            };
-            if let Some(run) = limits.cut(group, position, available, threshold) {
+            let available = (num_remaining - usize::from(keep_last)).min(limits.allowed).min(piece);
+            if let Some(run) = limits.cut(group, position, available, config.long_prefill_token_threshold) {
                 runs.push(run);
             }
         }
